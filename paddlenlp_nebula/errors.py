@@ -1,0 +1,70 @@
+"""The errors a user can meet. Each message is one sentence: expected, got, where, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "ChannelLost",
+    "ConfigurationError",
+    "HandshakeError",
+    "NebulaError",
+    "PeerLost",
+    "ProtocolError",
+]
+
+
+class NebulaError(RuntimeError):
+    """Base of every error that paddlenlp_nebula raises on purpose."""
+
+
+class ConfigurationError(NebulaError):
+    """Everything that is wrong with a configuration, found before anything starts.
+
+    Args:
+        problems: one sentence per problem, each naming the field, its value and what is allowed.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        head = "the configuration has a problem" if count == 1 else f"the configuration has {count} problems"
+        super().__init__(head + ":\n" + "\n".join(f"  - {problem}" for problem in self.problems))
+
+
+class HandshakeError(NebulaError):
+    """The clusters do not agree on what they are about to train."""
+
+
+class ProtocolError(NebulaError):
+    """Bytes from a peer do not parse, or are not what the protocol expects at this point."""
+
+
+class ChannelLost(NebulaError):
+    """A channel to one peer can carry nothing more.
+
+    Args:
+        peer: name of the cluster at the other end.
+        reason: what was observed, as the end of a sentence ("its courier exited with 139").
+    """
+
+    def __init__(self, peer: str, reason: str) -> None:
+        self.peer = peer
+        self.reason = reason
+        super().__init__(f"the channel to cluster {peer!r} is lost: {reason}")
+
+
+class PeerLost(NebulaError):
+    """A cluster has left the run, or can no longer be reached.
+
+    Args:
+        peer: name of the lost cluster.
+        reason: what was observed or what the cluster itself gave as its reason.
+        deliberate: the cluster said goodbye because its training is over, rather than failed.
+    """
+
+    def __init__(self, peer: str, reason: str, *, deliberate: bool = False) -> None:
+        self.peer = peer
+        self.reason = reason
+        self.deliberate = deliberate
+        super().__init__(f"cluster {peer!r} is gone: {reason}")

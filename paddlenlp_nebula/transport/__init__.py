@@ -1,0 +1,1 @@
+"""How bytes get from one leader to another: courier (default), world, loopback."""
