@@ -114,6 +114,7 @@ def backpressure(me: str, channels: Mapping[str, Channel], chunks: int) -> None:
 
 
 def _press(channel: Channel, size: int, chunks: int) -> None:
+    send(channel, b"ready")
     assert receive(channel) == b"holding"
     began = time.monotonic()
     sent = 0
@@ -135,6 +136,7 @@ def _press(channel: Channel, size: int, chunks: int) -> None:
 
 
 def _hold_then_read(channel: Channel, size: int) -> None:
+    assert receive(channel) == b"ready"
     send(channel, b"holding")
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > 0.8, channel)
