@@ -1,0 +1,69 @@
+"""Entry point of ``nebula``. Subcommands are imported when they are called, so that help is instant."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from paddlenlp_nebula import __version__
+from paddlenlp_nebula.errors import NebulaError
+
+__all__ = ["main"]
+
+# section -> command -> (module that holds a click command of the same name, one line of help)
+_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Train": {
+        "run": ("paddlenlp_nebula.cli.run", "Run a recipe on clusters of this machine, or on this site."),
+        "launch": ("paddlenlp_nebula.cli.launch", "Start your own training script once per cluster."),
+    },
+    "Prepare": {
+        "validate": ("paddlenlp_nebula.cli.validate", "Check recipes and show everything that is wrong with them."),
+        "doctor": ("paddlenlp_nebula.cli.doctor", "Show what this machine offers and what is missing."),
+        "data": ("paddlenlp_nebula.cli.data", "Prepare the data sets that the shipped recipes use."),
+    },
+    "Measure": {
+        "bench": ("paddlenlp_nebula.cli.bench", "Measure links and codecs."),
+    },
+}
+_COMMANDS = {name: entry for section in _SECTIONS.values() for name, entry in section.items()}
+
+
+class _UserError(click.ClickException):
+    """A NebulaError, shown as a message instead of a traceback."""
+
+    exit_code = 2
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command = getattr(import_module(_COMMANDS[name][0]), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, section in _SECTIONS.items():
+            with formatter.section(click.style(title, bold=True)):
+                formatter.write_dl([(click.style(name, fg="cyan"), text) for name, (_, text) in section.items()])
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except NebulaError as error:
+            raise _UserError(str(error)) from None
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Try it on this machine:  nebula run finetune_lora --local-clusters 2",
+)
+@click.version_option(__version__, prog_name="nebula")
+def main() -> None:
+    """Train one PaddleNLP model on several clusters over slow wide-area links."""

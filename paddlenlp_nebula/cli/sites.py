@@ -1,0 +1,82 @@
+"""The options of ``run`` and ``launch`` that say which clusters there are and which of them start here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.launch.roster import Roster, local_roster
+
+__all__ = ["roster_here", "site_options"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--local-clusters", type=click.IntRange(1, 64), metavar="N", help="Start N clusters on this machine."),
+    click.option("--cluster", metavar="NAME", help="Start only this site's cluster."),
+    click.option(
+        "--clusters",
+        metavar="A,B,...",
+        help="All clusters' names, the same on every site; the first keeps the door. Default on one machine: "
+        "west,east,north,south,c5,...",
+    ),
+    click.option("--rendezvous", metavar="HOST:PORT", help="Where the first cluster's door is (with --cluster)."),
+    click.option(
+        "--processes-per-cluster",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Data-parallel processes in each cluster, started by paddle.distributed.launch.",
+    ),
+    click.option(
+        "--grace-s",
+        type=click.FloatRange(min=0),
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="After Ctrl-C, time to end by themselves before SIGTERM, and again before SIGKILL.",
+    ),
+)
+
+
+def site_options(command: _Command) -> _Command:
+    """Add the options, in the order in which help shows them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def roster_here(
+    local_clusters: int | None, cluster: str | None, clusters: str | None, rendezvous: str | None
+) -> tuple[Roster, tuple[str, ...]]:
+    """All clusters, and the names of those to start on this machine.
+
+    Raises:
+        ConfigurationError: the options do not say it, or contradict each other.
+    """
+    if cluster is None:
+        if local_clusters is None and clusters is None:
+            raise ConfigurationError(
+                [
+                    "it must be said which clusters start here, got nothing: use --local-clusters 2 to try it on this "
+                    "machine, or on each site --cluster NAME --clusters A,B --rendezvous HOST:PORT"
+                ]
+            )
+        if rendezvous is not None:
+            raise ConfigurationError(
+                [f"--rendezvous goes with --cluster (clusters of one machine find each other), got {rendezvous!r}"]
+            )
+        roster = local_roster(local_clusters, clusters)
+        return roster, roster.names
+    if local_clusters is not None:
+        raise ConfigurationError(
+            [f"either --local-clusters or --cluster must be given, got both ({local_clusters} and {cluster!r})"]
+        )
+    site = NebulaArguments(cluster=cluster, clusters=clusters, rendezvous=rendezvous)
+    assert site.rendezvous is not None  # NebulaArguments has checked it
+    return Roster(site.cluster_names, site.rendezvous), (cluster,)

@@ -1,0 +1,1 @@
+"""Starting clusters on this machine, watching them, and leaving no process behind."""

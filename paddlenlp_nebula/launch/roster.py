@@ -1,0 +1,110 @@
+"""What each cluster is started with: its name, its environment, its command."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddlenlp_nebula.errors import ConfigurationError
+
+__all__ = ["Roster", "free_port", "local_roster", "paddle_command", "split_devices", "thread_variables"]
+
+_NAMES = ("west", "east", "north", "south")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Roster:
+    """All clusters of a run and the place where they meet."""
+
+    names: tuple[str, ...]
+    rendezvous: str
+
+    def environment(self, name: str) -> dict[str, str]:
+        """The variables by which NebulaArguments finds out which cluster it is."""
+        return {
+            "NEBULA_CLUSTER": name,
+            "NEBULA_CLUSTERS": ",".join(self.names),
+            "NEBULA_RENDEZVOUS": self.rendezvous,
+        }
+
+    def overrides(self, name: str) -> list[str]:
+        """The same as recipe overrides, which win over what a recipe file says."""
+        return [
+            *("--cluster", name),
+            *("--clusters", ",".join(self.names)),
+            *("--rendezvous", self.rendezvous),
+        ]
+
+
+def local_roster(count: int | None, clusters: str | None) -> Roster:
+    """Clusters on this machine: ``count`` of them, or those named in ``clusters``.
+
+    Raises:
+        ConfigurationError: the two contradict each other, or a name is used twice.
+    """
+    names = tuple(name.strip() for name in clusters.split(",")) if clusters else ()
+    if not names:
+        names = tuple((*_NAMES, *(f"c{number}" for number in range(5, 65)))[: count or 0])
+    if count is not None and not (1 <= count <= 64 and len(names) == count):
+        got = f"the names {', '.join(names)}" if clusters else "no names"
+        raise ConfigurationError([f"--local-clusters must be 1 to 64 and match --clusters, got {count} and {got}"])
+    for name in names:
+        if not name.replace("-", "").replace("_", "").isalnum():
+            raise ConfigurationError(
+                [f"--clusters must be letters, digits, '-' and '_', comma-separated, got {clusters!r}"]
+            )
+    if len(set(names)) != len(names):
+        raise ConfigurationError([f"--clusters must name each cluster once, got {clusters!r}"])
+    return Roster(names, f"127.0.0.1:{free_port()}")
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def thread_variables(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Numerical threads for each of ``processes`` on this machine, where the user has not chosen.
+
+    Without it every process starts a thread per core, and two clusters on one machine are several
+    times slower than one.
+    """
+    threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    return {name: threads for name in _THREAD_VARIABLES if name not in environment}
+
+
+def split_devices(index: int, clusters: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Give each local cluster GPUs of its own, if there are enough; otherwise leave the choice alone."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        gpus = Path("/proc/driver/nvidia/gpus")
+        devices = [str(number) for number in range(len(list(gpus.iterdir())))] if gpus.is_dir() else []
+    else:
+        devices = [device.strip() for device in visible.split(",") if device.strip()]
+    share = len(devices) // clusters
+    if not share:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[index * share : (index + 1) * share])}
+
+
+def paddle_command(script: str, arguments: Sequence[str], processes: int, log_dir: Path) -> list[str]:
+    """The command of one cluster: the script itself, or ``processes`` of it under Paddle's launcher.
+
+    Args:
+        script: path of a Python file.
+        arguments: its arguments.
+        processes: data-parallel processes in this cluster.
+        log_dir: where Paddle's launcher writes a log per process; must not be shared by clusters.
+    """
+    python = [sys.executable, "-u"]
+    if processes > 1:
+        python += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", str(log_dir)]
+    return [*python, script, *arguments]

@@ -1,0 +1,1 @@
+"""Recipes: ready-made jobs described by one flat file."""
