@@ -101,10 +101,11 @@ def convert(classes: Sequence[type], source: Source) -> tuple[Any, ...]:
         own = [field for field in dataclasses.fields(cls) if field.init]
         absent = [field.name for field in own if _required(field) and field.name not in values]
         problems += [f"{name} must be set, got nothing: add `{name}: ...`" for name in absent if name not in rejected]
-        if absent:
-            continue
+        # A stand-in for what is absent lets the class still say what else is wrong.
+        inputs = {name: "absent" for name in absent}
+        inputs.update({field.name: values[field.name] for field in own if field.name in values})
         try:
-            instances.append(cls(**{field.name: values[field.name] for field in own if field.name in values}))
+            instances.append(cls(**inputs))
         except ConfigurationError as error:
             problems += error.problems
         except (ValueError, TypeError, AssertionError, OSError) as error:
@@ -205,7 +206,7 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 def _unknown(name: str, where: str, fields: Iterable[str]) -> str:
     candidates = ["recipe", *fields]
     close = get_close_matches(name.replace("-", "_"), candidates, n=1) or get_close_matches(
-        name.removeprefix("no_"), candidates, n=1, cutoff=0.3
+        name.removeprefix("no_"), candidates, n=1
     )
     hint = f"did you mean {close[0]}?" if close else "remove it"
     return f"{name} is not a key of this recipe ({where}): {hint}"

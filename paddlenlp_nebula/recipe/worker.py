@@ -42,10 +42,10 @@ def main(words: list[str]) -> int:
         return 0
     try:
         configuration = load_configuration(recipe, overrides)
+        configuration.recipe.run(configuration.arguments, configuration.nebula, alone=alone)
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return 2
-    configuration.recipe.run(configuration.arguments, configuration.nebula, alone=alone)
     return 0
 
 

@@ -1,0 +1,150 @@
+"""What one sees while clusters train: a bar each on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+__all__ = ["Board", "bytes_text", "read_report"]
+
+REPORT = "nebula_report.json"
+
+
+def read_report(directory: Path, name: str = REPORT) -> dict[str, Any]:
+    """A cluster's report; empty while there is none, or only half of one."""
+    try:
+        content = json.loads((directory / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def bytes_text(count: Any) -> str:
+    """A number of bytes for people, in decimal units as networks use them."""
+    if not isinstance(count, (int, float)):
+        return "-"
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(value) < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def _number(report: Mapping[str, Any], key: str, form: str, scale: float = 1.0) -> str:
+    value = report.get(key)
+    return format(value * scale, form) if isinstance(value, (int, float)) else "-"
+
+
+class Board:
+    """Shows the reports of ``directories`` (cluster -> where it writes) whenever ``tick`` is called.
+
+    Args:
+        console: where to.
+        directories: cluster -> its output directory.
+        line_every_s: time between two plain lines, when ``console`` is not a terminal.
+        clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        directories: Mapping[str, Path],
+        *,
+        line_every_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._directories = directories
+        self._line_every_s = line_every_s
+        self._clock = clock
+        self._next_line = clock() + line_every_s
+        self._next_poll = 0.0
+        self._ended: dict[str, str] = {}
+        self._tasks: dict[str, TaskID] = {}
+        # Refreshed by tick: the refreshing thread that rich would start must not exist while processes are forked.
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[steps]}"),
+            TextColumn("[cyan]{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            console=console,
+            auto_refresh=False,
+        )
+
+    def __enter__(self) -> Board:
+        if self._console.is_terminal:
+            for name in self._directories:
+                self._tasks[name] = self._progress.add_task(name, total=None, steps="", facts="starting")
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._tasks:
+            self._show_bars()
+            self._progress.stop()
+        elif kind is None:
+            self._show_line()
+
+    def ended(self, name: str, how: str) -> None:
+        """A cluster's processes have ended; ``how`` replaces the status that its report gives."""
+        self._ended[name] = how
+
+    def tick(self) -> None:
+        """Look at the reports, twice a second at most, and show them."""
+        now = self._clock()
+        if self._tasks:
+            if now >= self._next_poll:
+                self._next_poll = now + 0.5
+                self._show_bars()
+        elif now >= self._next_line:
+            self._next_line = now + self._line_every_s
+            self._show_line()
+
+    def _show_bars(self) -> None:
+        for name, task in self._tasks.items():
+            report = read_report(self._directories[name])
+            steps, most = report.get("steps"), report.get("max_steps")
+            total = most if isinstance(most, int) and most > 0 else None
+            completed = steps if isinstance(steps, int) else 0
+            self._progress.update(
+                task, total=total, completed=completed, steps=_steps(report), facts=self._facts(name, report)
+            )
+        self._progress.refresh()
+
+    def _show_line(self) -> None:
+        parts = []
+        for name, directory in self._directories.items():
+            report = read_report(directory)
+            parts.append(f"{name}: {' '.join(filter(None, [_steps(report), self._facts(name, report)]))}")
+        self._console.print(" | ".join(parts), markup=False, highlight=False, soft_wrap=True)
+
+    def _facts(self, name: str, report: Mapping[str, Any]) -> str:
+        facts = [self._ended.get(name) or str(report.get("status", "starting"))]
+        if isinstance(report.get("train_loss"), (int, float)):
+            facts.append(f"loss {_number(report, 'train_loss', '.3f')}")
+        if report.get("bytes_sent"):
+            facts.append(f"sent {bytes_text(report['bytes_sent'])}")
+        if isinstance(report.get("utilisation"), (int, float)):
+            facts.append(f"busy {_number(report, 'utilisation', '.0f', 100)} %")
+        if isinstance(report.get("rtt_ms"), (int, float)):
+            facts.append(f"rtt {_number(report, 'rtt_ms', '.3g')} ms")
+        return ", ".join(facts)
+
+
+def _steps(report: Mapping[str, Any]) -> str:
+    if not isinstance(report.get("steps"), int):
+        return ""
+    most = report.get("max_steps")
+    return f"{report['steps']}/{most}" if isinstance(most, int) and most > 0 else str(report["steps"])

@@ -1,0 +1,198 @@
+"""``nebula run``: a recipe on clusters of this machine, or this site's part of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from paddlenlp_nebula.cli.progress import REPORT, Board
+from paddlenlp_nebula.cli.sites import roster_here, site_options
+from paddlenlp_nebula.cli.summary import RESULT, digests_differ, summary_table
+from paddlenlp_nebula.errors import ConfigurationError, NebulaError
+from paddlenlp_nebula.launch.roster import Roster, paddle_command, split_devices, thread_variables
+from paddlenlp_nebula.launch.supervisor import Cluster, Outcome, Supervisor, exit_code
+from paddlenlp_nebula.recipe.source import Setting, find_recipe, read_recipe
+
+__all__ = ["run"]
+
+_WORKER = Path(__file__).resolve().parent.parent / "recipe" / "worker.py"
+_TAIL_LINES = 20
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to start: a checked recipe, the clusters, and how."""
+
+    recipe: Path
+    overrides: tuple[str, ...]
+    roster: Roster
+    here: tuple[str, ...]
+    processes: int
+    output_dir: Path
+    compare_alone: bool = False
+
+    def cluster(self, name: str, *, alone: bool = False) -> Cluster:
+        """The job of one cluster, or of one cluster without the others, which has a directory of its own."""
+        directory = self.output_dir / ("alone" if alone else name)
+        words = [
+            *(["--alone"] if alone else []),
+            *(str(self.recipe), *self.overrides),
+            *self.roster.overrides(name),
+            *("--output_dir", str(directory)),
+        ]
+        environment = {**os.environ, **self.roster.environment(name)}
+        if len(self.here) > 1:
+            environment |= thread_variables(len(self.here) * self.processes, os.environ)
+            environment |= split_devices(self.here.index(name), len(self.here), os.environ)
+        command = paddle_command(str(_WORKER), words, self.processes, directory / "processes")
+        return Cluster(directory.name, command, environment, log=directory / "cluster.log")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@site_options
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+def run(
+    local_clusters: int | None,
+    cluster: str | None,
+    clusters: str | None,
+    rendezvous: str | None,
+    processes_per_cluster: int,
+    grace_s: float,
+    recipe: str,
+    overrides: tuple[str, ...],
+) -> None:
+    """Run RECIPE, a flat YAML or JSON file or the name of a shipped one, with OVERRIDES of its keys.
+
+    \b
+        nebula run finetune_lora --local-clusters 2 --max_steps 100
+        nebula run job.yaml --cluster west        # on each site, its own name
+
+    Each cluster writes to OUTPUT_DIR/CLUSTER: nebula_report.json, cluster.log and what the recipe saves.
+    """
+    console = Console()
+    path = find_recipe(recipe)
+    if cluster is not None:
+        # What is not on the command line may be in the recipe, the same file on every site.
+        settings = read_recipe(path).settings
+        clusters = clusters or _text(settings, "clusters")
+        rendezvous = rendezvous or _text(settings, "rendezvous")
+    roster, here = roster_here(local_clusters, cluster, clusters, rendezvous)
+    console.print("checking recipe...", highlight=False)
+    answer = _checked(path, overrides, roster, here[0])
+    plan = _Plan(
+        recipe=path,
+        overrides=overrides,
+        roster=roster,
+        here=here,
+        processes=processes_per_cluster,
+        output_dir=Path(str(answer["output_dir"])),
+        # Of several sites, the one with the first cluster compares.
+        compare_alone=bool(answer["compare_alone"]) and roster.names[0] in here,
+    )
+    console.print(
+        f"recipe {path.name} ({answer['recipe']}): {', '.join(here)} of {len(roster.names)} clusters; "
+        f"output in {plan.output_dir}",
+        highlight=False,
+    )
+    sys.exit(_train(plan, console, grace_s))
+
+
+def _train(plan: _Plan, console: Console, grace_s: float) -> int:
+    jobs = [plan.cluster(name) for name in plan.here]
+    outcomes, interrupted_by = _supervise(jobs, console, grace_s)
+    directories = {name: plan.output_dir / name for name in plan.here}
+    differ = digests_differ(directories)
+    columns = dict(directories)
+    if plan.compare_alone and interrupted_by is None and all(outcome.ok for outcome in outcomes):
+        console.print(f"for comparison: {plan.roster.names[0]} alone, on its own part of the data", highlight=False)
+        alone, interrupted_by = _supervise([plan.cluster(plan.roster.names[0], alone=True)], console, grace_s)
+        outcomes += alone
+        columns["alone"] = plan.output_dir / "alone"
+    console.print(summary_table(columns, plan.recipe.stem))
+    for outcome in outcomes:
+        if not outcome.ok and interrupted_by is None:
+            _show_failure(outcome, plan.output_dir / outcome.name / "cluster.log")
+    if differ:
+        click.secho("nebula: the clusters ended with different parameters", fg="red", err=True)
+    return exit_code(outcomes, interrupted_by) or int(differ)
+
+
+def _supervise(jobs: Sequence[Cluster], console: Console, grace_s: float) -> tuple[list[Outcome], int | None]:
+    directories = {}
+    for job in jobs:
+        assert job.log is not None
+        directories[job.name] = job.log.parent
+        for stale in (REPORT, RESULT):  # of an earlier run: they would be shown as this one's
+            (job.log.parent / stale).unlink(missing_ok=True)
+    with Board(console, directories) as board:
+
+        def on_exit(outcome: Outcome) -> None:
+            board.ended(outcome.name, "done" if outcome.ok else "failed")
+            if not outcome.ok:
+                console.print(
+                    f"[red]{outcome}[/]; its log: {directories[outcome.name] / 'cluster.log'}", highlight=False
+                )
+
+        supervisor = Supervisor(jobs, grace_s=grace_s, on_exit=on_exit, on_tick=board.tick)
+        outcomes = supervisor.run()
+    return outcomes, supervisor.interrupted_by
+
+
+def _checked(recipe: Path, overrides: Sequence[str], roster: Roster, name: str) -> dict[str, object]:
+    """Have a process with Paddle in it check the recipe as the clusters will read it.
+
+    Raises:
+        ConfigurationError: with every problem.
+        NebulaError: the check itself could not run.
+    """
+    with tempfile.TemporaryDirectory(prefix="nebula-") as folder:
+        answer = Path(folder) / "answer.json"
+        process = subprocess.run(
+            [
+                sys.executable,
+                str(_WORKER),
+                "--check-into",
+                str(answer),
+                str(recipe),
+                *overrides,
+                *roster.overrides(name),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        if process.returncode or not answer.exists():
+            tail = "\n".join(process.stdout.splitlines()[-_TAIL_LINES:])
+            raise NebulaError(f"the recipe could not be checked: the process ended with {process.returncode}:\n{tail}")
+        content: dict[str, object] = json.loads(answer.read_text(encoding="utf-8"))
+    problems = content["problems"]
+    if isinstance(problems, list) and problems:
+        raise ConfigurationError(problems)
+    return content
+
+
+def _show_failure(outcome: Outcome, log: Path) -> None:
+    click.secho(f"nebula: {outcome}; the end of {log}:", fg="red", err=True)
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines[-_TAIL_LINES:]:
+        click.echo(f"  | {line}", err=True)
+
+
+def _text(settings: Mapping[str, Setting], key: str) -> str | None:
+    value = settings[key].value if key in settings else None
+    return value if isinstance(value, str) else None
