@@ -1,0 +1,255 @@
+"""The courier: the process in which one link's MPI lives. Started by ``courier.py``, never by hand.
+
+Whatever MPI does here, hang, abort or segfault, it does not do to the trainer. The leader sends orders
+as records (``doorbells.py``); payload is read from and written to memory that both share. MPI has no
+descriptor to sleep on, so the loop polls it, and the socket's ``select`` is the sleep between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from ..errors import ProtocolError
+from .doorbells import Doorbell, Kind, Record
+from .rings import cut
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .pump import Pump
+
+ADDRESS_VARIABLE = "NEBULA_COURIER"
+"""Environment variable with the leader's socket and the token: not an argument, which everybody could read."""
+
+_GREETING = struct.Struct("<8sQ")
+_MAGIC = b"nebula\x00\x01"
+_GREETING_TAG = 0x4E41
+
+# The sleep between two looks at MPI: none for a moment after something moved, then doubling. A waiting send
+# is looked after more often than a silent line. Each look costs about 70 us of one core, so a courier takes
+# 4 % of it at 2 ms and below 1 % at 10 ms, which is how most of a training run is spent.
+_BUSY_LOOKS = 8
+_FIRST_PAUSE_S = 50e-6
+_SENDING_PAUSE_S = 0.5e-3
+_SILENT_PAUSE_S = 2e-3
+_ASLEEP_AFTER_S = 1.0
+_ASLEEP_PAUSE_S = 10e-3
+
+
+class Lost(Exception):
+    """The link cannot go on; the text goes to the leader."""
+
+
+def start_mpi() -> None:
+    """Initialise MPI and leave no file of it behind, however this process ends.
+
+    Raises:
+        Lost: this MPI cannot join two separate jobs.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    version = MPI.Get_library_version()
+    if "Open MPI" in version:
+        raise Lost(
+            "its courier needs MPICH but mpi4py found Open MPI, which cannot join two separate jobs; "
+            "install the package 'mpich' in this environment"
+        )
+    MPI.Init_thread(MPI.THREAD_FUNNELED)
+    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+    # MPICH maps a file that it removes only in MPI_Finalize, which a courier rarely reaches.
+    with open("/proc/self/maps") as maps:
+        files = {line.split(maxsplit=5)[5].strip() for line in maps if "/dev/shm/mpich_shm_" in line}
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+
+
+class Courier:
+    """Obeys one leader and moves chunks for it."""
+
+    def __init__(self, bell: Doorbell, memory: mmap.mmap, chunks: int, chunk_bytes: int) -> None:
+        view = memoryview(memory)
+        half = chunks * chunk_bytes
+        self._bell = bell
+        self._chunk_bytes = chunk_bytes
+        self._send_slots = cut(view[:half], chunks, chunk_bytes)
+        self._receive_slots = cut(view[half:], chunks, chunk_bytes)
+        self._pump: Pump | None = None
+        self._port = ""
+        self._given: set[int] = set()  # receive slots that the leader holds
+
+    def run(self) -> None:
+        """Work until the leader has gone.
+
+        Raises:
+            Lost: MPI or the peer failed.
+        """
+        quiet, moved_at = 0, time.monotonic()
+        while not self._bell.closed:
+            moved = self._obey()
+            moved = self._move() or moved
+            if moved:
+                quiet, moved_at = 0, time.monotonic()
+            else:
+                quiet += 1
+            blocked = [] if self._bell.flush() else [self._bell.socket]
+            select.select([self._bell.socket], blocked, [], self._pause_s(quiet, time.monotonic() - moved_at))
+
+    def _pause_s(self, quiet: int, quiet_s: float) -> float | None:
+        if self._pump is None:
+            return None
+        if quiet_s > _ASLEEP_AFTER_S and not self._pump.sending:
+            return _ASLEEP_PAUSE_S
+        if quiet <= _BUSY_LOOKS:
+            return 0.0
+        longest = _SENDING_PAUSE_S if self._pump.sending else _SILENT_PAUSE_S
+        return min(longest, _FIRST_PAUSE_S * 2.0 ** min(quiet - _BUSY_LOOKS - 1, 10))
+
+    def _obey(self) -> bool:
+        moved = False
+        while (order := self._bell.read()) is not None:
+            moved = True
+            if order.kind is Kind.SEND and self._pump is not None:
+                if order.slot >= len(self._send_slots) or not 1 <= order.number <= self._chunk_bytes:
+                    raise ProtocolError(f"no chunk {order.slot} of {order.number} bytes")
+                self._pump.send(order.slot, order.number)
+            elif order.kind is Kind.FREE and self._pump is not None:
+                self._given.remove(order.slot)
+                self._pump.repost(order.slot)
+            elif self._pump is None:
+                self._join(order)
+            else:
+                raise ProtocolError(f"{order.kind.name} does not fit here")
+        return moved
+
+    def _join(self, order: Record) -> None:
+        from mpi4py import MPI
+
+        if order.kind is Kind.OPEN:
+            self._port = MPI.Open_port()
+            self._bell.post(Record(Kind.PORT, text=self._port))
+        elif order.kind is Kind.ACCEPT:
+            info = MPI.Info.Create()
+            info.Set("timeout", str(max(1, -(-order.number // 1000))))
+            self._greet(MPI.COMM_SELF.Accept(self._port, info))
+            MPI.Close_port(self._port)
+        elif order.kind is Kind.CONNECT:
+            self._greet(MPI.COMM_SELF.Connect(order.text))
+        else:
+            raise ProtocolError(f"{order.kind.name} does not fit here")
+
+    def _greet(self, comm: MPI.Intercomm) -> None:
+        """Check that the other end is a courier with chunks of the same size, before any chunk flows."""
+        from mpi4py import MPI
+
+        from .pump import Pump
+
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        if comm.Get_remote_size() != 1:
+            raise Lost(f"expected one process at the other end, got {comm.Get_remote_size()}")
+        mine = bytearray(_GREETING.pack(_MAGIC, self._chunk_bytes))
+        theirs = bytearray(_GREETING.size)
+        requests = [
+            comm.Irecv([theirs, len(theirs), MPI.BYTE], 0, _GREETING_TAG),
+            comm.Isend([mine, len(mine), MPI.BYTE], 0, _GREETING_TAG),
+        ]
+        while not MPI.Request.Testall(requests):
+            time.sleep(_SENDING_PAUSE_S)  # the leader's deadline bounds this
+        magic, chunk_bytes = _GREETING.unpack(theirs)
+        if magic != _MAGIC:
+            raise Lost("the other end speaks another version; install the same paddlenlp-nebula on all clusters")
+        if chunk_bytes != self._chunk_bytes:
+            raise Lost(f"chunks here have {self._chunk_bytes} bytes but {chunk_bytes} there; give both the same value")
+        self._pump = Pump(comm, 0, self._send_slots, self._receive_slots)
+        self._bell.post(Record(Kind.CONNECTED))
+
+    def _move(self) -> bool:
+        if self._pump is None:
+            return False
+        sent, received = self._pump.test()
+        for slot in sent:
+            self._bell.post(Record(Kind.SENT, slot))
+        for slot, nbytes in received:
+            self._given.add(slot)
+            self._bell.post(Record(Kind.RECEIVED, slot, nbytes))
+        return bool(sent or received)
+
+
+def guard(packets: socket.socket, leader: int, launcher: int) -> None:
+    """Start a thread that ends this process and its mpiexec as soon as the leader is gone, even inside MPI."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: mpiexec's end is ours
+    watched = select.poll()
+    watched.register(os.pidfd_open(leader), select.POLLIN)
+    watched.register(packets, select.POLLRDHUP)
+
+    def watch() -> None:
+        watched.poll()
+        end(launcher)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def end(launcher: int) -> NoReturn:
+    """End mpiexec, then this process, without a chance for MPI to hang in its clean-up."""
+    try:
+        os.killpg(launcher, signal.SIGKILL)
+    finally:
+        os._exit(1)
+
+
+def greet_leader() -> tuple[socket.socket, int]:
+    """Connect to the leader that started this process: the socket, and the leader's pid."""
+    name, token = os.environ.pop(ADDRESS_VARIABLE).split(":")
+    packets = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    packets.connect(f"\0{name}")
+    pid, uid, _ = struct.unpack("3i", packets.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.getuid():
+        raise SystemExit("the leader's socket belongs to another user")
+    Doorbell(packets).post(Record(Kind.HELLO, number=os.getpid(), text=token))
+    packets.setblocking(True)
+    return packets, pid
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a segfault of MPI is expected, a file of it is not
+    packets, leader = greet_leader()
+    packet, descriptors, _, _ = socket.recv_fds(packets, 4096, 1)
+    from .doorbells import unpack
+
+    setup = unpack(packet)
+    if setup.kind is not Kind.SETUP or len(descriptors) != 1:
+        raise SystemExit("expected the set-up record from the leader")
+    guard(packets, leader, int(setup.text))
+    bell = Doorbell(packets)
+    try:
+        start_mpi()
+        memory = mmap.mmap(descriptors[0], 2 * setup.slot * setup.number)
+        os.close(descriptors[0])
+        Courier(bell, memory, setup.slot, setup.number).run()
+    except Lost as loss:
+        bell.post(Record(Kind.LOST, text=str(loss)))
+    except Exception as error:
+        bell.post(Record(Kind.LOST, text=f"MPI in its courier failed with {type(error).__name__}: {error}"))
+    packets.setblocking(True)
+    bell.flush()
+    os._exit(0)  # the leader reads the last record, sees the end, and kills mpiexec
+
+
+if __name__ == "__main__":
+    main()

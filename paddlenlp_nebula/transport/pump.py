@@ -1,0 +1,102 @@
+"""Chunks over one MPI communicator: receives posted ahead, sends in flight, nothing that waits.
+
+The only module besides the couriers' main program and ``world`` that touches MPI, and only with
+upper-case (buffer) calls. Import it after ``mpi4py.rc.initialize = False``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from mpi4py import MPI
+
+__all__ = ["CHUNK_TAG", "PeerClosed", "Pump"]
+
+CHUNK_TAG = 0x4E42
+
+
+class PeerClosed(Exception):
+    """The other side has sent its last chunk."""
+
+
+class Pump:
+    """Moves slots between this process and ``rank`` of ``comm``.
+
+    Sends are synchronous-mode (``Issend``): complete only when the peer has taken the chunk into a posted
+    slot. With standard mode a peer that reads nothing would make small messages pile up inside its MPI,
+    without bound; this way the slots are the only buffers, and a completed send really is delivered.
+
+    Args:
+        comm: an intracommunicator or an intercommunicator, with errors returned.
+        rank: the peer's rank in it.
+        send_slots: writable views that chunks are sent from.
+        receive_slots: writable views that chunks are received into; all of them are posted at once.
+    """
+
+    def __init__(
+        self, comm: MPI.Comm, rank: int, send_slots: Sequence[memoryview], receive_slots: Sequence[memoryview]
+    ) -> None:
+        self._comm = comm
+        self._rank = rank
+        self._send_slots = send_slots
+        self._receive_slots = receive_slots
+        self._base = len(send_slots)
+        slots = self._base + len(receive_slots)
+        self._requests: list[MPI.Request] = [MPI.REQUEST_NULL] * slots
+        self._statuses = [MPI.Status() for _ in range(slots)]
+        self._posted: deque[int] = deque()  # in the order in which MPI fills them
+        self._filled: dict[int, int] = {}
+        self.sending = 0
+        for slot in range(len(receive_slots)):
+            self.repost(slot)
+
+    def send(self, slot: int, nbytes: int) -> None:
+        """Start sending the first ``nbytes`` of a send slot."""
+        buffer = self._send_slots[slot][:nbytes]
+        self._requests[slot] = self._comm.Issend([buffer, nbytes, MPI.BYTE], self._rank, CHUNK_TAG)
+        self.sending += 1
+
+    def repost(self, slot: int) -> None:
+        """Let the next chunk come into a receive slot."""
+        buffer = self._receive_slots[slot]
+        self._requests[self._base + slot] = self._comm.Irecv([buffer, len(buffer), MPI.BYTE], self._rank, CHUNK_TAG)
+        self._posted.append(slot)
+
+    def idle(self, slot: int) -> bool:
+        """Whether a send slot is free."""
+        return bool(self._requests[slot] == MPI.REQUEST_NULL)
+
+    def test(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """What has completed since the last call.
+
+        Returns:
+            The send slots that are free again, and (receive slot, bytes) in the order they were sent.
+
+        Raises:
+            MPI.Exception: MPI reports an error.
+            PeerClosed: the peer has said that nothing more will come; what came before has been returned.
+        """
+        sent: list[int] = []
+        for position, index in enumerate(MPI.Request.Testsome(self._requests, self._statuses) or ()):
+            if index < self._base:
+                sent.append(index)
+            else:
+                self._filled[index - self._base] = self._statuses[position].Get_count(MPI.BYTE)
+        self.sending -= len(sent)
+        received: list[tuple[int, int]] = []
+        while self._posted and self._posted[0] in self._filled:
+            slot = self._posted[0]
+            nbytes = self._filled[slot]
+            if nbytes == 0:
+                if received or sent:
+                    break
+                raise PeerClosed
+            self._posted.popleft()
+            del self._filled[slot]
+            received.append((slot, nbytes))
+        return sent, received
+
+    def farewell(self) -> MPI.Request:
+        """Tell the peer that nothing more will come: an empty message, behind all chunks."""
+        return self._comm.Isend([bytearray(0), 0, MPI.BYTE], self._rank, CHUNK_TAG)
