@@ -1,0 +1,102 @@
+"""The encoder of the classification recipe: MiniLM-L6, or a small BERT from scratch where it cannot be had."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_nebula.data.clients import DataUnavailable
+from paddlenlp_nebula.data.minilm import build_minilm
+
+__all__ = ["Encoder", "load_encoder", "make_vocabulary"]
+
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_SCRATCH_VOCABULARY = 4_000
+_SCRATCH_SHAPE = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "max_position_embeddings": 512,
+}
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A tokenizer and the means to make its classifier.
+
+    Args:
+        description: one line for the result table.
+        pretrained: whether the weights are worth freezing.
+        tokenizer: a ``BertTokenizer``.
+        make_model: makes a ``BertForSequenceClassification`` with this many labels; the same weights every time when
+            pretrained, apart from the head, which follows Paddle's seed.
+    """
+
+    description: str
+    pretrained: bool
+    tokenizer: Any
+    make_model: Callable[[int], Any]
+
+
+def load_encoder(name: str, texts: Sequence[str], scratch_dir: Path) -> Encoder:
+    """Load the encoder called ``name``.
+
+    Args:
+        name: ``minilm-l6`` or ``scratch``.
+        texts: the training texts, of which a vocabulary is made when nothing better can be had.
+        scratch_dir: where that vocabulary is written.
+    """
+    if name == "scratch":
+        return _scratch_encoder(texts, scratch_dir, "small BERT from scratch (2 layers)")
+    try:
+        folder = build_minilm()
+    except DataUnavailable as error:
+        return _scratch_encoder(
+            texts, scratch_dir, f"NOT MiniLM-L6 but a small BERT from scratch (2 layers), because: {error}"
+        )
+    return _minilm_encoder(folder)
+
+
+def _minilm_encoder(folder: Path) -> Encoder:
+    from paddlenlp.transformers import BertForSequenceClassification, BertTokenizer
+
+    def make_model(labels: int) -> Any:
+        return BertForSequenceClassification.from_pretrained(str(folder), num_labels=labels)
+
+    return Encoder("MiniLM-L6, pre-trained", True, BertTokenizer.from_pretrained(str(folder)), make_model)
+
+
+def _scratch_encoder(texts: Sequence[str], scratch_dir: Path, description: str) -> Encoder:
+    from paddlenlp.transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+
+    vocabulary = make_vocabulary(texts, _SCRATCH_VOCABULARY)
+    scratch_dir.mkdir(parents=True, exist_ok=True)
+    (scratch_dir / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    (scratch_dir / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}), encoding="utf-8")
+
+    def make_model(labels: int) -> Any:
+        config = BertConfig(vocab_size=len(vocabulary), num_labels=labels, **_SCRATCH_SHAPE)
+        return BertForSequenceClassification(config)
+
+    return Encoder(description, False, BertTokenizer.from_pretrained(str(scratch_dir)), make_model)
+
+
+def make_vocabulary(texts: Sequence[str], size: int) -> list[str]:
+    """Word pieces: the characters, alone and as continuations, and the commonest words.
+
+    Unlike a trained word-piece vocabulary it depends on nothing but the texts, so every cluster makes the same one.
+
+    Example:
+        >>> make_vocabulary(["ab ab c"], size=100)[5:]
+        ['a', 'b', 'c', '##a', '##b', '##c', 'ab']
+    """
+    words = Counter(word for text in texts for word in "".join(c if c.isalnum() else " " for c in text.lower()).split())
+    characters = sorted({c for text in texts for c in text.lower() if not c.isspace()})
+    pieces = [*_SPECIAL, *characters, *(f"##{c}" for c in characters)]
+    common = sorted((word for word in words if len(word) > 1), key=lambda word: (-words[word], word))
+    return pieces + common[: max(0, size - len(pieces))]
