@@ -56,7 +56,9 @@ class NebulaArguments:
         default="trainable",
         metadata={"help": "Which parameters travel: all, trainable, or adapters (refused without an adapter)."},
     )
-    sync_codec: str = field(default="fp32", metadata={"help": "What gradients are cast to on the wire: fp32, bf16, fp16."})
+    sync_codec: str = field(
+        default="fp32", metadata={"help": "What gradients are cast to on the wire: fp32, bf16, fp16."}
+    )
     sync_weight: str = field(
         default="samples",
         metadata={"help": "What a cluster's weight in the average is proportional to: samples, tokens, or equal."},
@@ -140,7 +142,9 @@ class NebulaArguments:
             ]
         found = []
         names = self.cluster_names
-        bad = [name for name in names if not name.replace("-", "").replace("_", "").isalnum() or len(name.encode()) > 63]
+        bad = [
+            name for name in names if not name.replace("-", "").replace("_", "").isalnum() or len(name.encode()) > 63
+        ]
         if bad:
             found.append(
                 f"clusters must be names of 1 to 63 letters, digits, '-' and '_', separated by commas, got {self.clusters!r}"

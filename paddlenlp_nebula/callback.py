@@ -1,0 +1,280 @@
+"""NebulaCallback: the Trainer's events, turned into calls on the run. It writes gradients.
+
+docs/architecture.md shows the Trainer's loop with these events in place.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from paddlenlp.trainer import TrainerCallback
+from paddlenlp.utils.log import logger
+
+from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.farewell import FarewellHook
+from paddlenlp_nebula.hybrid import complete_gradients, refuse_unsupported
+from paddlenlp_nebula.ledger.ledger import Ledger
+from paddlenlp_nebula.run import Run
+from paddlenlp_nebula.selection import select
+from paddlenlp_nebula.tensors import Tensor, numel, set_gradient
+
+__all__ = ["REPORT_NAME", "NebulaCallback"]
+
+REPORT_NAME = "nebula_report.json"
+_STATE_KEY = "nebula"  # in TrainerState.trial_params, which the Trainer saves and restores for us
+_LOCAL_METRICS = ("runtime", "samples_per_second", "steps_per_second", "epoch", "ppl_runtime")
+
+
+class NebulaCallback(TrainerCallback):
+    """Makes an ordinary PaddleNLP Trainer train together with those of other clusters.
+
+    Put it in front of ``EarlyStoppingCallback``: it replaces each evaluation's metrics by the ones
+    that the clusters agree on. `NebulaTrainer` sees to that, and to more.
+
+    Args:
+        nebula_args: the settings; by default all from the environment (``nebula launch``).
+
+    Raises:
+        ConfigurationError: the settings are incomplete or wrong.
+
+    Example:
+        >>> from paddlenlp_nebula import NebulaArguments, NebulaCallback
+        >>> solo = NebulaArguments(cluster="west", clusters="west", rendezvous="loopback")
+        >>> callback = NebulaCallback(solo)  # Trainer(..., callbacks=[callback])
+    """
+
+    def __init__(self, nebula_args: NebulaArguments | None = None) -> None:
+        self.nebula_args = nebula_args or NebulaArguments()
+        self.ledger = Ledger()
+        self._run: Run | None = None
+        self._hook: FarewellHook | None = None
+        self._selected: list[Tensor] = []
+        self._samples = self._tokens = 0
+        self._last_batch = (0, 0)
+        self._batch_hash = 0
+        self._step_started: float | None = None
+        self._exposed_before = 0.0
+
+    def join(self) -> Run:
+        """Meet the other clusters (done in ``on_train_begin`` unless it has been done before)."""
+        self.ledger = Ledger()
+        self._run = Run(self.nebula_args, self.ledger)
+        self._run.join()
+        return self._run
+
+    # Trainer events, in the order of the loop
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Meet, compare what is to be trained, make the selected parameters equal."""
+        refuse_unsupported(args)
+        model, nebula = kwargs["model"], self.nebula_args
+        if self._run is None:
+            self.join()
+        run = self._run
+        assert run is not None
+        self._hook = FarewellHook(run)
+        selection = select(model, nebula.sync_parameters)
+        self._selected = selection.parameters
+        saved = self._restore(state)
+        self.ledger.facts = {
+            "cluster": nebula.cluster,
+            "clusters": list(nebula.cluster_names),
+            "strategy": nebula.sync_strategy,
+            "codec": nebula.sync_codec,
+            "sync_every": 1,
+            "security": nebula.sync_security,
+            "parameters_selected": selection.numel,
+            "parameters_total": sum(numel(parameter) for parameter in model.parameters()),
+            "max_steps": state.max_steps,
+        }
+        run.prepare(model, selection, _hello(args, state, nebula), number=saved)
+        self._batch_hash = 0
+        self._write_report(args)
+
+    def on_load_data_end(self, args: Any, state: Any, control: Any, inputs: Any = None, **kwargs: Any) -> None:
+        """Count what the next gradients are made of."""
+        self._last_batch = _count(inputs)
+        self._samples += self._last_batch[0]
+        self._tokens += self._last_batch[1]
+        if self.ledger.steps == 0 and self._batch_hash == 0:
+            self._batch_hash = _hash_batch(inputs)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A fresh accumulation: batches that were only skipped after a resume do not count."""
+        self._samples, self._tokens = self._last_batch
+        self._step_started = time.perf_counter()
+        self._exposed_before = self.ledger.seconds_exposed
+
+    def on_optimizer_begin(self, args: Any, state: Any, control: Any, scaler: Any = None, **kwargs: Any) -> None:
+        """Gradients are complete in this cluster: average them over all clusters."""
+        run = self._run
+        assert run is not None
+        samples, tokens = (int(total) for total in run.local.sum(self._samples, self._tokens))
+        if not run.alone:
+            complete_gradients(kwargs["optimizer"], run.local)
+            scale = float(scaler._scale) if scaler is not None else 1.0
+            run.average_gradients(
+                step=state.global_step + 1,
+                samples=samples,
+                tokens=tokens,
+                loss_scale=scale,
+                scaled=scaler is not None,
+                batch_hash=self._batch_hash if self.ledger.steps == 0 else 0,
+            )
+        if run.ended is not None:
+            # The others stopped after their last step; without gradients the optimizer leaves our
+            # parameters where theirs are.
+            for parameter in self._selected:
+                set_gradient(parameter, None)
+            control.should_training_stop = True
+        self.ledger.samples += samples
+        self.ledger.tokens += tokens
+
+    def on_optimizer_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Parameters are new: hash them."""
+        if self._run is not None:
+            self._run.after_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count the step and keep the counters where the next checkpoint finds them."""
+        run = self._run
+        if run is None:
+            return
+        self.ledger.steps += 1
+        if self._step_started is not None:
+            exposed = self.ledger.seconds_exposed - self._exposed_before
+            self.ledger.seconds_compute += max(0.0, time.perf_counter() - self._step_started - exposed)
+            self._step_started = None
+        if run.ended is not None:
+            control.should_training_stop = True
+        if run.local.is_leader:
+            state.trial_params = {
+                **(state.trial_params or {}),
+                _STATE_KEY: {"exchanges": run.number, "ledger": self.ledger.state()},
+            }
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Replace the metrics by the clusters' mean: best checkpoints and early stopping then agree."""
+        if self._run is None or metrics is None:
+            return  # an evaluation outside of training
+        mine = {
+            key: float(value)
+            for key, value in metrics.items()
+            if isinstance(value, int | float) and not key.endswith(_LOCAL_METRICS)
+        }
+        if not self._run.alone and self._run.ended is None:
+            mine = self._run.agree_on_metrics(mine)
+            metrics.update(mine)
+        self.ledger.metrics = mine
+        self.ledger.eval_loss = mine.get("eval_loss", self.ledger.eval_loss)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Add our scalars to the Trainer's, and rewrite the report."""
+        if self._run is None or logs is None or not self._run.local.is_leader:
+            return
+        loss = logs.get("loss", logs.get("train_loss"))
+        if loss is None:
+            return
+        self.ledger.train_loss = float(loss)
+        utilisation = self.ledger.utilisation
+        logs["nebula_rounds"] = self.ledger.rounds
+        logs["nebula_members"] = len(self.ledger.members)
+        logs["nebula_mb_sent"] = round(self.ledger.bytes_sent / 1e6, 3)
+        if utilisation is not None:
+            logs["nebula_utilisation"] = round(utilisation, 4)
+        self._write_report(args)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Compare the parameters a last time, say goodbye, write the report."""
+        run = self._run
+        if run is None:
+            return
+        run.finish()
+        self._write_report(args)
+        self.close()
+        if run.local.is_leader:
+            ledger = self.ledger
+            logger.info(
+                f"nebula: {ledger.rounds} rounds with {', '.join(ledger.members)}; sent {ledger.bytes_sent / 1e6:.1f} MB, "
+                f"received {ledger.bytes_received / 1e6:.1f} MB; utilisation {ledger.utilisation or 1.0:.1%}; "
+                f"parameters {ledger.parameter_digest}; security: {self.nebula_args.sync_security}"
+            )
+
+    def close(self) -> None:
+        """Forget the run; the next ``train()`` starts a new one."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self._run = None
+
+    # Inside
+
+    def _restore(self, state: Any) -> int:
+        """Continue the counters of the checkpoint that training resumes from; returns the exchanges done."""
+        if state.global_step == 0:
+            return 0
+        saved = (state.trial_params or {}).get(_STATE_KEY)
+        if saved is None:
+            self.ledger.degrade(
+                f"the checkpoint of step {state.global_step} was not written together with other clusters: the "
+                "counters of bytes and rounds start at zero"
+            )
+            logger.warning(f"nebula: {self.ledger.degradations[-1]}")
+            return int(state.global_step)
+        self.ledger.restore(saved["ledger"])
+        return int(saved["exchanges"])
+
+    def _write_report(self, args: Any) -> None:
+        if self._run is not None and self._run.local.is_leader:
+            self.ledger.write(Path(args.output_dir) / REPORT_NAME)
+
+
+def _hello(args: Any, state: Any, nebula: NebulaArguments) -> dict[str, Any]:
+    """The settings that must be equal on all clusters; see `handshake.compare`."""
+    precision = "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32"
+    if precision != "fp32":
+        precision += f" {args.fp16_opt_level}" + (" amp_master_grad" if args.amp_master_grad else "")
+    evaluation = getattr(args.evaluation_strategy, "value", args.evaluation_strategy)
+    return {
+        "sync_strategy": nebula.sync_strategy,
+        "sync_codec": nebula.sync_codec,
+        "sync_parameters": nebula.sync_parameters,
+        "sync_weight": nebula.sync_weight,
+        "sync_init": nebula.sync_init,
+        "max_steps": state.max_steps,
+        "global_step": state.global_step,
+        "precision": precision,
+        "optim": getattr(args.optim, "value", args.optim),
+        "learning_rate": args.learning_rate,
+        "lr_scheduler_type": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
+        "weight_decay": args.weight_decay,
+        "max_grad_norm": args.max_grad_norm,
+        "evaluation": f"{evaluation}:{args.eval_steps}" if evaluation == "steps" else evaluation,
+        "unique:output_dir": f"{socket.gethostname()}:{os.path.abspath(args.output_dir)}",
+    }
+
+
+def _count(inputs: Any) -> tuple[int, int]:
+    """Samples and tokens (by the attention mask where there is one) in a batch."""
+    tensors = [value for value in inputs.values() if hasattr(value, "shape") and len(value.shape) > 0]
+    samples = int(tensors[0].shape[0]) if tensors else 0
+    mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
+    if mask is not None and len(mask.shape) == 2:
+        return samples, int(mask.astype("int64").sum())
+    return samples, numel(ids) if ids is not None else samples
+
+
+def _hash_batch(inputs: Any) -> int:
+    """A hash of a batch's content, never 0."""
+    digest = xxhash.xxh3_64()
+    for key in sorted(inputs):
+        value = inputs[key]
+        if hasattr(value, "numpy"):
+            array = value.astype("float32").numpy() if "bfloat16" in str(value.dtype) else value.numpy()
+            digest.update(f"{key} {array.shape}".encode() + array.tobytes())
+    return digest.intdigest() or 1

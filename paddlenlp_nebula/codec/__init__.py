@@ -1,0 +1,1 @@
+"""Tensor <-> bytes: what a bucket looks like on the wire."""

@@ -1,0 +1,1 @@
+"""What a run did: counted per round, written as JSON."""

@@ -1,0 +1,170 @@
+"""The ledger: per round and in all, bytes by kind, seconds computing and exposed, degradations."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SCHEMA", "Ledger", "Round"]
+
+SCHEMA = 1
+_KEPT_ROUNDS = 1000  # per_round is rewritten with every report, so it must not grow without end
+
+
+@dataclass(slots=True)
+class Round:
+    """One exchange of gradients.
+
+    Attributes:
+        round, step: exchange number and optimizer step it belongs to, both from 1.
+        members: how many clusters took part.
+        weight: this cluster's share of the average, 0..1.
+        bytes_sent, bytes_received: headers and payloads, all peers together.
+        seconds_exposed: training time lost to the exchange.
+        seconds_waiting: the part of it with nothing to do but wait.
+        digest: hash of the selected parameters before the round.
+    """
+
+    round: int
+    step: int
+    members: int
+    weight: float
+    bytes_sent: int
+    bytes_received: int
+    seconds_exposed: float
+    seconds_waiting: float
+    digest: str
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counters of one cluster. Those listed in `state` go on counting after a resume.
+
+    Attributes:
+        facts: what does not change during the run (cluster, codec, ...), copied into the report.
+        steps, samples, tokens: done so far, local processes together.
+        bytes_sent, bytes_received: all kinds of messages.
+        bytes_by_kind: kind -> [sent, received].
+        seconds_compute: training steps less what the exchange took of them.
+        seconds_exposed: training time lost to exchange.
+        link_mbit_s: the best rate at which a round's bytes have come in.
+        degradations: a sentence for each thing that went less well than asked for.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    status: str = "waiting"
+    members: tuple[str, ...] = ()
+    rounds: int = 0
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_by_kind: dict[str, list[int]] = field(default_factory=dict)
+    seconds_compute: float = 0.0
+    seconds_exposed: float = 0.0
+    link_mbit_s: float = 0.0
+    rtt_ms: float | None = None
+    train_loss: float | None = None
+    eval_loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    parameter_digest: str | None = None
+    degradations: list[str] = field(default_factory=list)
+    per_round: deque[Round] = field(default_factory=lambda: deque(maxlen=_KEPT_ROUNDS))
+
+    _COUNTERS = (
+        "rounds",
+        "steps",
+        "samples",
+        "tokens",
+        "bytes_sent",
+        "bytes_received",
+        "bytes_by_kind",
+        "seconds_compute",
+        "seconds_exposed",
+        "link_mbit_s",
+        "degradations",
+    )
+
+    @property
+    def utilisation(self) -> float | None:
+        """Compute over compute and exposed, from measured times; None before the first step."""
+        total = self.seconds_compute + self.seconds_exposed
+        return self.seconds_compute / total if total else None
+
+    def count_bytes(self, sent: dict[str, int], received: dict[str, int]) -> None:
+        """Add message bytes by kind."""
+        for side, counts in enumerate((sent, received)):
+            for kind, count in counts.items():
+                self.bytes_by_kind.setdefault(kind, [0, 0])[side] += count
+        self.bytes_sent += sum(sent.values())
+        self.bytes_received += sum(received.values())
+
+    def record(self, entry: Round) -> None:
+        """Add a round."""
+        self.rounds += 1
+        self.seconds_exposed += entry.seconds_exposed
+        if entry.seconds_exposed > 0 and entry.members > 1:
+            rate = 8e-6 * entry.bytes_received / entry.seconds_exposed
+            self.link_mbit_s = max(self.link_mbit_s, rate)
+        self.per_round.append(entry)
+
+    def degrade(self, sentence: str) -> None:
+        """Note that something went less well than asked for."""
+        self.degradations.append(sentence)
+
+    def state(self) -> dict[str, Any]:
+        """The counters that a checkpoint keeps (JSON)."""
+        return {name: getattr(self, name) for name in self._COUNTERS}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint's counters."""
+        for name in self._COUNTERS:
+            if name in state:
+                setattr(self, name, state[name])
+
+    def report(self) -> dict[str, Any]:
+        """The content of nebula_report.json."""
+        clusters = max(1, len(self.facts.get("clusters", ())))
+        # A ring all-reduce sends 2 (k-1) / k times the data: the least that synchronous data parallel needs.
+        per_step = 2 * (clusters - 1) / clusters * 4
+        dense = round(per_step * self.facts.get("parameters_selected", 0) * self.steps)
+        full = round(per_step * self.facts.get("parameters_total", 0) * self.steps)
+        return {
+            "schema": SCHEMA,
+            **self.facts,
+            "status": self.status,
+            "members": list(self.members),
+            "rounds": self.rounds,
+            "steps": self.steps,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "bytes_by_kind": self.bytes_by_kind,
+            "bytes_dense_fp32_every_step": dense,
+            "bytes_full_model_fp32_every_step": full,
+            "reduction": dense / self.bytes_sent if self.bytes_sent else None,
+            "seconds_compute": self.seconds_compute,
+            "seconds_exposed": self.seconds_exposed,
+            "utilisation": self.utilisation,
+            "link_mbit_s": self.link_mbit_s,
+            "rtt_ms": self.rtt_ms,
+            "parameter_digest": self.parameter_digest,
+            "train_loss": self.train_loss,
+            "eval_loss": self.eval_loss,
+            "metrics": self.metrics,
+            "degradations": self.degradations,
+            "per_round": [asdict(entry) for entry in self.per_round],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the report, atomically, so that it can be read while training goes on."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(self.report(), indent=1) + "\n")
+        partial.replace(path)

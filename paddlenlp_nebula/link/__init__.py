@@ -1,0 +1,1 @@
+"""What joins the leaders: frames, the door, membership, the handshake and deadlines."""

@@ -1,0 +1,73 @@
+"""The handshake: before anything is trained, every cluster says what it is about to train.
+
+Any difference is one sentence, the same on every cluster, naming both values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddlenlp_nebula.errors import HandshakeError
+from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
+from paddlenlp_nebula.link.link import Link
+
+__all__ = ["compare", "shake_hands"]
+
+_REMEDY = {
+    "protocol": "install the same release of paddlenlp-nebula on all clusters",
+    "selection": "the selected parameters' names, shapes, dtypes or order differ: build the same model on all clusters",
+    "frozen": "the parameters that do not travel differ, and no exchange would ever repair that: start from the same "
+    "weights and the same seed",
+    "initial": "the selected parameters differ at the start: use sync_init=broadcast, or the same weights and seed",
+    "max_steps": "set the same max_steps on all clusters, or use NebulaTrainer, which agrees on it",
+    "global_step": "resume all clusters from the same checkpoint, or set sync_resume=common with NebulaTrainer",
+    "output_dir": "two clusters on one machine must not share a folder: give each its own output_dir",
+}
+
+
+def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One sentence for each field in which some cluster differs from the first.
+
+    Args:
+        hellos: for each cluster, in order, its fields. Fields named in the form ``unique:NAME``
+            must differ between clusters; all others must be equal.
+    """
+    names = list(hellos)
+    first = hellos[names[0]]
+    problems = []
+    for key in dict.fromkeys(key for hello in hellos.values() for key in hello):
+        field = key.removeprefix("unique:")
+        remedy = _REMEDY.get(field, f"set the same {field} on all clusters")
+        if field != key:
+            seen: dict[Any, str] = {}
+            for name in names:
+                value = hellos[name].get(key)
+                if value in seen:
+                    problems.append(f"clusters {seen[value]!r} and {name!r} both have {field}={value!r}: {remedy}")
+                seen[value] = name
+            continue
+        for name in names[1:]:
+            if hellos[name].get(key) != first.get(key):
+                problems.append(
+                    f"cluster {names[0]!r} has {field}={first.get(key)!r} but cluster {name!r} has "
+                    f"{field}={hellos[name].get(key)!r}: {remedy}"
+                )
+                break
+    return problems
+
+
+def shake_hands(link: Link, hello: Mapping[str, Any]) -> None:
+    """Exchange what this cluster is about to train with all others and compare.
+
+    Args:
+        link: a link to all clusters.
+        hello: field name -> value (JSON), see `compare`.
+
+    Raises:
+        HandshakeError: on every cluster, with every difference.
+        PeerLost: a cluster went away or said nothing in time.
+    """
+    hellos = link.all_gather_notes({"protocol": PROTOCOL_VERSION, **hello}, kind=Kind.HELLO)
+    if problems := compare(hellos):
+        raise HandshakeError("the clusters do not train the same thing: " + "; ".join(problems))

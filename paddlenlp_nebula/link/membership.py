@@ -1,0 +1,165 @@
+"""Who is in the run: agreeing on a new member list after a loss.
+
+Members notice a loss at different moments and may even disagree on whom they lost. Each proposes
+the members it can still reach; a member that others cannot reach is left out, the one earlier in
+the configured order being kept. It is settled when every remaining member proposes the same list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from paddlenlp_nebula.errors import NebulaError, PeerLost
+from paddlenlp_nebula.link.frames import Kind
+from paddlenlp_nebula.link.link import EpochProposed, Link
+
+__all__ = ["Party", "agree_on_members", "compatible"]
+
+T = TypeVar("T")
+
+
+class Party:
+    """The members, doing numbered exchanges together, whatever happens to some of them.
+
+    Args:
+        link: the link to the peers.
+        on_loss: ``continue`` with the remaining members, or ``stop`` (raise).
+        quorum: members, this one included, below which going on makes no sense.
+        report: told, in a sentence, of each loss.
+        number: the last exchange that has been completed (from a checkpoint), else 0.
+
+    Attributes:
+        number: the last completed exchange.
+        ended: why another member has ended training for everybody, or None.
+    """
+
+    def __init__(
+        self, link: Link, *, on_loss: str, quorum: int, report: Callable[[str], None], number: int = 0
+    ) -> None:
+        self.link = link
+        self.number = number
+        self.ended: str | None = None
+        self._on_loss = on_loss
+        self._quorum = quorum
+        self._report = report
+
+    def together(self, attempt: Callable[[int], T]) -> T:
+        """Carry out one exchange; after a loss settle who is left and carry it out again.
+
+        Args:
+            attempt: does the exchange of the given number over the link and returns its result,
+                without any lasting effect: it may be called again.
+
+        Raises:
+            PeerLost: a member was lost and ``on_loss`` is ``stop``.
+            NebulaError: too few members are left.
+        """
+        number = self.number + 1
+        while True:
+            complete = False
+            try:
+                result = attempt(number)
+                complete = True
+                self._vote(number)
+                break
+            except EpochProposed:
+                pass
+            except PeerLost as loss:
+                self._lose(loss)
+            committed = agree_on_members(self.link, self.number, self._lose)
+            if complete and (committed >= number or not self.link.peers):
+                break
+        self.number = number
+        return result
+
+    def notice_departures(self) -> None:
+        """Take account of goodbyes and deaths that have become known while nobody was waiting."""
+        if losses := self.link.departures():
+            for loss in losses.values():
+                self._lose(loss)
+            agree_on_members(self.link, self.number, self._lose)
+
+    def _vote(self, number: int) -> None:
+        """With three members and more: nobody applies a result before everybody is known to have it."""
+        if len(self.link.members) >= 3:
+            self.link.post(Kind.VOTE, round=number)
+            for peer in self.link.peers:
+                with self.link.receive(peer, Kind.VOTE, round=number):
+                    pass
+
+    def _lose(self, loss: PeerLost) -> None:
+        if loss.peer not in self.link.members:
+            return
+        self.link.drop(loss.peer)
+        if loss.deliberate:
+            self.ended = self.ended or f"cluster {loss.peer!r} ended training: {loss.reason}"
+            self._report(self.ended)
+            return
+        left = ", ".join(self.link.members)
+        self._report(f"cluster {loss.peer!r} was lost after exchange {self.number}: {loss.reason}; members now: {left}")
+        if self._on_loss == "stop":
+            raise loss
+        if len(self.link.members) < self._quorum:
+            raise NebulaError(
+                f"{self._quorum} clusters are needed to go on (sync_quorum) but only {left} is left: {loss}"
+            ) from loss
+
+
+def compatible(order: Sequence[str], reach: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The members that can all reach each other, earlier ones first.
+
+    Args:
+        order: candidates, in the configured order.
+        reach: for each candidate heard from, the members it can reach; others are taken on trust.
+    """
+    kept: list[str] = []
+    for candidate in order:
+        accepted = all(candidate in reach.get(member, order) for member in kept)
+        accepts = all(member in reach.get(candidate, order) for member in kept)
+        if accepted and accepts:
+            kept.append(candidate)
+    return tuple(kept)
+
+
+def agree_on_members(link: Link, committed: int, lose: Callable[[PeerLost], None]) -> int:
+    """Settle the next epoch's member list with the remaining peers.
+
+    Args:
+        link: its members are the proposal to start from, and the agreed list afterwards.
+        committed: the last exchange whose result this cluster has applied.
+        lose: takes a lost peer out of the members.
+
+    Returns:
+        The last exchange that any member has applied. A member applies one only after everybody
+        voted to have everything of it, so whoever finds itself behind can apply its own result.
+    """
+    reach: dict[str, tuple[str, ...]] = {}
+    latest = committed
+    proposal = link.members
+    _propose(link, committed)
+    while unsettled := [peer for peer in link.peers if reach.get(peer) != proposal]:
+        peer = unsettled[0]
+        try:
+            note = link.receive_epoch(peer)
+        except PeerLost as loss:
+            lose(loss)
+        else:
+            reach[peer] = tuple(str(name) for name in note.get("members", ()))
+            latest = max(latest, int(note.get("committed", 0)))
+        wanted = compatible(link.members, {**reach, link.cluster: link.members})
+        if link.cluster not in wanted:
+            wanted = (link.cluster,)
+        for name in link.members:
+            if name not in wanted:
+                lose(PeerLost(name, "other members cannot reach it"))
+        if link.members != proposal:
+            proposal = link.members
+            _propose(link, committed)
+    link.epoch += 1
+    return latest
+
+
+def _propose(link: Link, committed: int) -> None:
+    link.post(Kind.EPOCH, json.dumps({"members": link.members, "committed": committed}).encode())

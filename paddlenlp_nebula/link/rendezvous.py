@@ -1,0 +1,137 @@
+"""Opening a link: where the leaders find each other and how their channels come up."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Sequence
+
+from paddlenlp_nebula.errors import NebulaError, PeerLost
+from paddlenlp_nebula.link.deadlines import Deadline
+from paddlenlp_nebula.link.door import Door, Event, keep_door, knock
+from paddlenlp_nebula.link.frames import Kind
+from paddlenlp_nebula.link.link import Link
+from paddlenlp_nebula.transport.channel import Channel
+
+__all__ = ["open_link"]
+
+_SELECT_S = 0.2
+
+
+def open_link(
+    cluster: str,
+    clusters: Sequence[str],
+    rendezvous: str,
+    *,
+    timeout_s: float,
+    on_event: Callable[[Event], None] | None = None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Link:
+    """Meet all other clusters and return the link to them.
+
+    Args:
+        cluster: this cluster's name.
+        clusters: all names, in the order of reduction; the first keeps the door.
+        rendezvous: "host:port", "world" or "loopback".
+        timeout_s: longest wait for the others, and later for a silent peer, seconds.
+        on_event: called from the door's thread when a cluster dies or says goodbye.
+        on_wait: called at least every 0.2 s while waiting.
+
+    Raises:
+        NebulaError: a cluster did not come in time; says who is missing and where it was looked for.
+        HandshakeError: the door refused this cluster.
+    """
+    others = [name for name in clusters if name != cluster]
+    channels: dict[str, Channel] = {}
+    door: Door | None = None
+    if not others:
+        pass
+    elif rendezvous == "loopback":
+        from paddlenlp_nebula.transport.loopback import join_loopback
+
+        channels.update(join_loopback(cluster, clusters, timeout_s))
+    elif rendezvous == "world":
+        from paddlenlp_nebula.transport.world import join_world
+
+        channels.update(join_world(cluster, clusters, timeout_s))
+    else:
+        deadline = Deadline(timeout_s)
+        if cluster == clusters[0]:
+            door = keep_door(rendezvous, clusters, timeout_s=timeout_s, on_event=on_event)
+        else:
+            door = knock(rendezvous, cluster, clusters, timeout_s=timeout_s, on_event=on_event, while_waiting=on_wait)
+        try:
+            channels.update(_couriers(door, cluster, clusters, deadline, on_wait))
+        except BaseException:
+            door.close()
+            raise
+        door.begin()
+    link = Link(cluster, clusters, channels, timeout_s=timeout_s, door=door)
+    link.on_wait = on_wait
+    return link
+
+
+def _couriers(
+    door: Door, cluster: str, clusters: Sequence[str], deadline: Deadline, on_wait: Callable[[], None]
+) -> dict[str, Channel]:
+    """Start a courier per peer and join each with its counterpart.
+
+    Of two clusters the earlier one opens an MPI port and accepts; the door carries the port string
+    to the later one, which connects.
+    """
+    from paddlenlp_nebula.transport.courier import CourierChannel
+
+    own = list(clusters).index(cluster)
+    accepting = clusters[own + 1 :]
+    couriers = {peer: CourierChannel(peer) for peer in clusters if peer != cluster}
+    announced: set[str] = set()
+    try:
+        for peer in accepting:
+            couriers[peer].open_port()
+        while not all(courier.connected for courier in couriers.values()):
+            for courier in couriers.values():
+                courier.progress()
+            for peer in accepting:
+                port = couriers[peer].port
+                if port is not None and peer not in announced and peer in door.arrived():
+                    couriers[peer].accept(deadline.remaining_s())
+                    door.send(Kind.PORT, peer, {"port": port})
+                    announced.add(peer)
+            for event in door.events():
+                if event.kind is Kind.PORT and event.cluster in couriers and event.cluster not in accepting:
+                    couriers[event.cluster].connect(str(event.body.get("port")), deadline.remaining_s())
+                elif event.kind in (Kind.GONE, Kind.LEAVE):
+                    raise PeerLost(event.cluster, f"while the clusters were meeting: {event.body.get('reason')}")
+            if deadline.passed():
+                unjoined = [peer for peer, courier in couriers.items() if not courier.connected]
+                raise NebulaError(_who_is_missing(door, cluster, clusters, unjoined, deadline.timeout_s))
+            _sleep([door.fileno(), *(courier.fileno() for courier in couriers.values())])
+            on_wait()
+    except BaseException:
+        for courier in couriers.values():
+            courier.close()
+        raise
+    return dict(couriers)
+
+
+def _who_is_missing(
+    door: Door, cluster: str, clusters: Sequence[str], unjoined: Sequence[str], timeout_s: float
+) -> str:
+    absent = [name for name in clusters if name not in door.arrived()]
+    if absent:
+        return (
+            f"cluster {cluster!r} waited {timeout_s:g} s (sync_timeout_s) at the door {door.where!r} for "
+            f"{', '.join(map(repr, absent))}, which never knocked: is it started, with the same rendezvous, and is "
+            "the port open in this site's firewall?"
+        )
+    return (
+        f"cluster {cluster!r} met {', '.join(map(repr, unjoined))} at the door {door.where!r}, but MPI did not connect "
+        f"within {timeout_s:g} s (sync_timeout_s): MPI uses TCP ports of its own, are they open in both firewalls?"
+    )
+
+
+def _sleep(descriptors: Sequence[int | None]) -> None:
+    poll = select.poll()
+    for descriptor in descriptors:
+        if descriptor is not None:
+            poll.register(descriptor, select.POLLIN)
+    poll.poll(1000 * _SELECT_S)

@@ -1,0 +1,348 @@
+"""A run: one process' part in training together, from meeting the others to saying goodbye.
+
+Every local process has a Run; only the leader's holds a link. What the leader learns from other
+clusters reaches its local peers through `LocalGroup.lead`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from paddlenlp.utils.log import logger
+
+from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.codec.codec import Float32Vector
+from paddlenlp_nebula.codec.registry import codec_from_spec
+from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
+from paddlenlp_nebula.ledger.ledger import Ledger, Round
+from paddlenlp_nebula.link.door import Event
+from paddlenlp_nebula.link.frames import Kind
+from paddlenlp_nebula.link.handshake import shake_hands
+from paddlenlp_nebula.link.link import Link
+from paddlenlp_nebula.link.membership import Party
+from paddlenlp_nebula.link.rendezvous import open_link
+from paddlenlp_nebula.local import LocalGroup
+from paddlenlp_nebula.selection import Selection, frozen_digest
+from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
+from paddlenlp_nebula.tensors import Tensor, write
+
+__all__ = ["Run", "check_same"]
+
+
+class Run:
+    """This process' part in a run of several clusters.
+
+    Args:
+        arguments: the user's settings.
+        ledger: where everything is counted.
+
+    Attributes:
+        local: this cluster's processes.
+        alone: no other cluster is in the run (any more); nothing is exchanged.
+        ended: why another cluster has ended training for everybody, or None.
+    """
+
+    def __init__(self, arguments: NebulaArguments, ledger: Ledger) -> None:
+        self.arguments = arguments
+        self.ledger = ledger
+        self.local = LocalGroup()
+        self.alone = False
+        self.ended: str | None = None
+        self.failure: str | None = None
+        self._link: Link | None = None
+        self._party: Party | None = None
+        self._strategy: EveryStep | None = None
+        self._selection: Selection | None = None
+        self._leaving = False
+
+    # Meeting
+
+    def join(self) -> None:
+        """Meet the other clusters.
+
+        Raises:
+            NebulaError: somebody is missing; HandshakeError: refused at the door.
+        """
+        names = self.arguments.cluster_names
+        self._say(
+            f"cluster {self.arguments.cluster} of {', '.join(names)}: meeting at {self.arguments.rendezvous}; "
+            f"security: {self.arguments.sync_security} (nothing on the links is encrypted or authenticated)"
+        )
+        self.local.lead(self._join)
+        self.alone = len(names) == 1
+
+    def notes(self, note: Mapping[str, Any]) -> dict[str, Any]:
+        """Exchange a small JSON object with all members; every local process gets member -> object."""
+
+        def exchange() -> dict[str, Any]:
+            party = self._leader_party()
+            return party.together(lambda number: party.link.all_gather_notes(note, round=number))
+
+        return dict(self.local.lead(exchange))
+
+    def prepare(self, model: Tensor, selection: Selection, hello: Mapping[str, Any], number: int) -> None:
+        """Check that all clusters train the same thing, and make the selected parameters equal.
+
+        Args:
+            model: unwrapped, as the Trainer holds it.
+            selection: what travels.
+            hello: further fields that must be equal on all clusters, see `handshake.compare`.
+            number: exchanges completed before (from a checkpoint).
+
+        Raises:
+            HandshakeError: on every cluster, with every difference.
+        """
+        self._selection = selection
+
+        def work() -> None:
+            party = self._leader_party()
+            party.number = number
+            self._strategy = EveryStep(selection, codec_from_spec(self.arguments.sync_codec), party)
+            party.link.measure_rtt()
+            if party.link.rtt_s:
+                self.ledger.rtt_ms = 1000 * max(party.link.rtt_s.values())
+            fields = {"selection": selection.fingerprint(), "round": number, **hello}
+            if not self.alone:
+                fields["frozen"] = frozen_digest(model, selection)
+            if self.arguments.sync_init == "verify":
+                fields["initial"] = self._strategy.parameter_digest()
+            shake_hands(party.link, fields)
+            self._count_bytes()
+
+        self.local.lead(work)
+        if not self.alone and self.arguments.sync_init == "broadcast":
+            self._broadcast_parameters()
+        self.ledger.status = "training"
+        self.ledger.members = self.arguments.cluster_names
+
+    # Training
+
+    def average_gradients(
+        self,
+        *,
+        step: int,
+        samples: int,
+        tokens: int,
+        loss_scale: float = 1.0,
+        scaled: bool = False,
+        batch_hash: int = 0,
+    ) -> tuple[str, ...]:
+        """Replace this process' gradients by the members' weighted average.
+
+        Args:
+            step: optimizer step, from 1.
+            samples, tokens: what is behind the gradients, local processes together.
+            loss_scale: what the gradients are multiplied by (fp16 scaler).
+            scaled: a scaler is at work and skips steps with infinite gradients.
+            batch_hash: hash of the first batch, to find clusters that were given the same data.
+
+        Returns:
+            The clusters whose gradients were not finite; if any, every scaler will skip the step.
+        """
+        weight = {"samples": float(samples), "tokens": float(tokens), "equal": 1.0}[self.arguments.sync_weight]
+        start = time.perf_counter()
+        average: Average | None = None
+
+        def work() -> dict[str, Any]:
+            nonlocal average
+            average = self._leader_strategy().average(Contribution(step, weight, loss_scale, scaled, batch_hash))
+            self._note_outcome(average)
+            party = self._leader_party()
+            return {
+                "present": average.present,
+                "non_finite": average.non_finite,
+                "alone": not party.link.peers,
+                "ended": party.ended,
+                "share": average.share,
+                "members": len(average.batch_hashes),
+            }
+
+        waited = self._link.seconds_waiting if self._link else 0.0
+        outcome = self.local.lead(work)
+        self.alone, self.ended = outcome["alone"], outcome["ended"]
+        non_finite = tuple(outcome["non_finite"])
+        assert self._selection is not None
+        if outcome["members"] > 1:  # otherwise the average is what we have
+            values = average.values if average else np.empty(self._selection.numel, dtype=np.float32)
+            self.local.broadcast(values)
+            apply_average(self._selection, values, outcome["present"], skip=bool(non_finite), loss_scale=loss_scale)
+        if self._link is not None:
+            self._record(step, outcome["share"], time.perf_counter() - start, self._link.seconds_waiting - waited)
+        return non_finite
+
+    def after_step(self) -> None:
+        """After the optimizer step: hash the parameters, which the next round compares."""
+        if self._strategy is not None and not self.alone:
+            start = time.perf_counter()
+            self._strategy.refresh_digests()
+            self.ledger.seconds_exposed += time.perf_counter() - start
+
+    def agree_on_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The mean over the members of each metric (a plain mean, in the configured order)."""
+        notes = self.notes({"metrics": dict(metrics)})
+        agreed = {}
+        for key in metrics:
+            values = [note["metrics"].get(key) for note in notes.values()]
+            if any(not isinstance(value, int | float) for value in values):
+                raise NebulaError(
+                    f"all clusters must compute the metric {key!r} to agree on it, got "
+                    f"{ {name: note['metrics'].get(key) for name, note in notes.items()} }: use the same compute_metrics"
+                )
+            agreed[key] = sum(values) / len(values)
+        return agreed
+
+    # Leaving
+
+    def finish(self) -> None:
+        """Training is complete: compare the parameters once more and part."""
+
+        def work() -> None:
+            strategy = self._leader_strategy()
+            strategy.refresh_digests()
+            if not self.alone and self.ended is None:
+                strategy.compare_final()
+            self.ledger.parameter_digest = strategy.parameter_digest()
+            self.leave("its training is complete", deliberate=True)
+
+        self.local.lead(work)
+        self.ledger.status = "done"
+
+    def leave(self, reason: str, *, deliberate: bool) -> None:
+        """Tell the others the reason and close the link. Does nothing the second time."""
+        self._leaving = True
+        if not deliberate and self.ledger.status != "done":
+            self.ledger.status = "failed"
+        if self._link is not None:
+            self._link.leave(reason, deliberate=deliberate)
+            self._count_bytes()
+
+    @property
+    def number(self) -> int:
+        """Completed exchanges (on the leader)."""
+        return self._party.number if self._party is not None else 0
+
+    # Inside
+
+    def _join(self) -> None:
+        arguments = self.arguments
+        self._link = open_link(
+            arguments.cluster_name,
+            arguments.cluster_names,
+            str(arguments.rendezvous),
+            timeout_s=arguments.sync_timeout_s,
+            on_event=self._on_event,
+            on_wait=self.local.tick,
+        )
+        self._party = Party(
+            self._link, on_loss=arguments.sync_on_loss, quorum=arguments.sync_quorum, report=self._degrade
+        )
+        if self._link.peers:
+            self._say(f"all {len(arguments.cluster_names)} clusters have met")
+
+    def _leader_party(self) -> Party:
+        assert self._party is not None, "join() comes first"
+        return self._party
+
+    def _leader_strategy(self) -> EveryStep:
+        assert self._strategy is not None, "prepare() comes first"
+        return self._strategy
+
+    def _broadcast_parameters(self) -> None:
+        """Give everybody the first cluster's selected parameters."""
+        assert self._selection is not None
+        values: Float32Vector = np.empty(self._selection.numel, dtype=np.float32)
+
+        def work() -> None:
+            strategy = self._leader_strategy()
+            link = strategy.party.link
+            first = self.arguments.cluster_names[0]
+            is_first = link.cluster == first
+            for bucket in strategy.buckets:
+                part = values[bucket.start : bucket.stop]
+                if is_first:
+                    part[:] = strategy.parameter_bucket(bucket)
+                    link.post(Kind.PARAMETERS, part.tobytes(), part=bucket.index)
+                    link.flush()  # one bucket at a time: a start needs no speed but bounded memory
+                else:
+                    with link.receive(first, Kind.PARAMETERS, part=bucket.index) as message:
+                        if message.frame.length != part.nbytes:
+                            raise ProtocolError(
+                                f"bucket {bucket.index} from cluster {first!r} must be {part.nbytes} bytes, "
+                                f"got {message.frame.length}"
+                            )
+                        part[:] = np.frombuffer(message.payload, dtype="<f4")
+
+        self.local.lead(work)
+        self.local.broadcast(values)
+        for index, parameter in enumerate(self._selection.parameters):
+            write(parameter, values[self._selection.offsets[index] : self._selection.offsets[index + 1]])
+        if self._strategy is not None:
+            self._strategy.refresh_digests()
+
+    def _note_outcome(self, average: Average) -> None:
+        seen: dict[int, str] = {}
+        for member, batch_hash in average.batch_hashes.items():
+            if batch_hash and batch_hash in seen:
+                self._degrade(
+                    f"clusters {seen[batch_hash]!r} and {member!r} saw the same first batch: they add nothing to each "
+                    "other; use NebulaTrainer with sync_data=shard, or give each its own data"
+                )
+            seen[batch_hash] = member
+        if average.non_finite:
+            self._degrade(
+                f"round {self.number}: the gradients of {', '.join(average.non_finite)} were not finite, so every "
+                "cluster skips this optimizer step and its loss scale shrinks"
+            )
+
+    def _record(self, step: int, share: float, seconds: float, waiting: float) -> None:
+        assert self._link is not None
+        sent, received = self.ledger.bytes_sent, self.ledger.bytes_received
+        self._count_bytes()
+        self.ledger.members = self._link.members
+        self.ledger.record(
+            Round(
+                round=self.number,
+                step=step,
+                members=len(self._link.members),
+                weight=share,
+                bytes_sent=self.ledger.bytes_sent - sent,
+                bytes_received=self.ledger.bytes_received - received,
+                seconds_exposed=seconds,
+                seconds_waiting=waiting,
+                digest=self._leader_strategy().parameter_digest(),
+            )
+        )
+
+    def _count_bytes(self) -> None:
+        assert self._link is not None
+        self.ledger.count_bytes(dict(self._link.bytes_sent), dict(self._link.bytes_received))
+        self._link.bytes_sent.clear()
+        self._link.bytes_received.clear()
+
+    def _on_event(self, event: Event) -> None:
+        if self._leaving or event.kind is Kind.PORT or event.body.get("deliberate"):
+            return
+        logger.warning(f"nebula: cluster {event.cluster} is gone: {event.body.get('reason')}")
+
+    def _degrade(self, sentence: str) -> None:
+        self.ledger.degrade(sentence)
+        logger.warning(f"nebula: {sentence}")
+
+    def _say(self, sentence: str) -> None:
+        if self.local.is_leader:
+            logger.info(f"nebula: {sentence}")
+
+
+def check_same(notes: Mapping[str, Mapping[str, Any]], key: str, remedy: str) -> Any:
+    """The value all members gave for ``key``.
+
+    Raises:
+        HandshakeError: they differ.
+    """
+    values = {name: note[key] for name, note in notes.items()}
+    if len(set(values.values())) > 1:
+        raise HandshakeError(f"all clusters must have the same {key}, got {values}: {remedy}")
+    return next(iter(values.values()))

@@ -1,0 +1,86 @@
+"""Which parameters travel: a fixed list in a fixed order, with a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+import xxhash
+
+from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.tensors import Tensor, numel
+
+__all__ = ["Selection", "frozen_digest", "select"]
+
+
+class Selection:
+    """The parameters that travel.
+
+    Args:
+        parameters: (structured name, parameter), each parameter once, in the model's order.
+
+    Attributes:
+        names, parameters: as given.
+        offsets: start of each parameter in the flat vector of all elements, and its end last.
+        numel: elements in all.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, Tensor]]) -> None:
+        self.names = [name for name, _ in parameters]
+        self.parameters = [parameter for _, parameter in parameters]
+        sizes = [numel(parameter) for parameter in self.parameters]
+        self.offsets = [0, *(int(end) for end in np.cumsum(sizes, dtype=np.int64))]
+        self.numel = self.offsets[-1]
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    def fingerprint(self) -> str:
+        """A hash of names, shapes, dtypes and order, the same on every machine."""
+        description = "\n".join(
+            f"{name} {list(p.shape)} {str(p.dtype).rpartition('.')[2]}"
+            for name, p in zip(self.names, self.parameters, strict=True)
+        )
+        return f"{len(self)} parameters, {self.numel} elements, {hashlib.sha256(description.encode()).hexdigest()[:16]}"
+
+
+def select(model: Tensor, which: str) -> Selection:
+    """The selection that ``sync_parameters=which`` means for a model.
+
+    Args:
+        model: the model as the Trainer holds it, unwrapped. Tied weights count once.
+        which: "all", "trainable" or "adapters".
+
+    Raises:
+        ConfigurationError: nothing would travel, or ``adapters`` does not fit the model.
+    """
+    if which == "adapters":
+        from paddlenlp_nebula.adapters.select import adapter_parameters
+
+        parameters = adapter_parameters(model)
+    else:
+        parameters = [(name, p) for name, p in model.named_parameters() if which == "all" or not p.stop_gradient]
+    if not parameters:
+        raise ConfigurationError(
+            [f"sync_parameters={which!r} selects no parameter of {type(model).__name__}: is everything frozen?"]
+        )
+    return Selection(parameters)
+
+
+def frozen_digest(model: Tensor, selection: Selection) -> str:
+    """A hash of everything in the model that does not travel: other parameters and persistent buffers."""
+    travelling = {id(parameter) for parameter in selection.parameters}
+    digest = xxhash.xxh3_128()
+    state = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in state:
+        if id(tensor) in travelling:
+            continue
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+        if tensor.dtype == paddle.bfloat16 or not tensor.place.is_cpu_place():
+            values = tensor.detach().cpu().numpy()
+        else:
+            values = tensor.detach().numpy()
+        digest.update(np.ascontiguousarray(values).data.cast("B") if values.size else b"")
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""When the clusters exchange, and what."""

@@ -1,0 +1,65 @@
+"""Paddle tensors to and from host memory, on any device, through Paddle's own API.
+
+The host side is always float32: float32 is what is reduced, and a bfloat16 or float16 tensor is
+converted on its device before it is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_nebula.codec.codec import Float32Vector
+
+__all__ = ["Tensor", "gradient", "numel", "read_into", "set_gradient", "write"]
+
+Tensor = Any  # paddle.Tensor is created at run time and has no static type
+
+
+def numel(tensor: Tensor) -> int:
+    """Number of elements."""
+    return int(np.prod(tensor.shape, dtype=np.int64))
+
+
+def gradient(parameter: Tensor) -> Tensor | None:
+    """The gradient that the optimizer will use: ``main_grad`` (fp32) under ``amp_master_grad``, else ``grad``."""
+    if getattr(parameter, "main_grad", None) is not None:
+        return parameter.main_grad
+    return parameter.grad
+
+
+def read_into(tensor: Tensor, start: int, stop: int, out: Float32Vector) -> None:
+    """Copy elements start..stop of the flattened tensor into ``out``, shape (stop - start,)."""
+    if tensor.place.is_cpu_place() and tensor.dtype == paddle.float32 and tensor.is_contiguous():
+        np.copyto(out, np.from_dlpack(tensor.detach()).reshape(-1)[start:stop])  # no intermediate copy
+    else:
+        flat = tensor.detach().flatten()
+        out[:] = flat[start:stop].astype(paddle.float32).numpy()
+
+
+def write(tensor: Tensor, values: Float32Vector) -> None:
+    """Overwrite the whole tensor in place with ``values``, shape (numel,), rounded to its dtype."""
+    shaped = values.reshape(tensor.shape)
+    if tensor.dtype == paddle.float32:
+        tensor.set_value(shaped)
+    else:
+        tensor.set_value(paddle.to_tensor(shaped, place=tensor.place).astype(tensor.dtype))
+
+
+def set_gradient(parameter: Tensor, values: Float32Vector | None) -> None:
+    """Replace a parameter's gradient; None takes it away, so that the optimizer leaves the parameter alone."""
+    current = gradient(parameter)
+    if values is not None and current is not None:
+        write(current, values)
+        return
+    master = hasattr(parameter, "main_grad")
+    created = None
+    if values is not None:
+        dtype = paddle.float32 if master else parameter.dtype
+        created = paddle.to_tensor(values.reshape(parameter.shape), place=parameter.place).astype(dtype)
+    if master:
+        parameter.main_grad = created
+    else:
+        parameter.grad = created

@@ -1,0 +1,119 @@
+"""NebulaTrainer: a Trainer that trains together with those of other clusters, from start to end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from paddlenlp.trainer import Trainer
+from paddlenlp.trainer.trainer_utils import get_last_checkpoint, has_length
+from paddlenlp.utils.log import logger
+
+from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.callback import NebulaCallback
+from paddlenlp_nebula.errors import HandshakeError
+from paddlenlp_nebula.farewell import telling_the_others
+from paddlenlp_nebula.run import Run, check_same
+from paddlenlp_nebula.sharding import shard_dataset
+
+__all__ = ["NebulaTrainer", "NebulaTrainerMixin"]
+
+
+class NebulaTrainerMixin:
+    """What `NebulaTrainer` adds, for any Trainer class: ``class Mine(NebulaTrainerMixin, SFTTrainer)``.
+
+    Besides a `NebulaCallback` in the right place: each cluster trains on its own part of the
+    training data (``sync_data``), all agree on the number of steps and so on the learning rate's
+    horizon, on the checkpoint to resume from (``sync_resume``), and hear why another one fails.
+    """
+
+    args: Any
+    train_dataset: Any
+    callback_handler: Any
+
+    def __init__(self, *args: Any, nebula_args: NebulaArguments | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.nebula_args = nebula_args or NebulaArguments()
+        self.nebula_callback = NebulaCallback(self.nebula_args)
+        # Behind the Trainer's own flow, in front of everything that reads logs or metrics.
+        self.callback_handler.callbacks.insert(1, self.nebula_callback)
+        if self.nebula_args.sync_data == "shard" and self.train_dataset is not None:
+            self.train_dataset = shard_dataset(
+                self.train_dataset, self.nebula_args.cluster_index, len(self.nebula_args.cluster_names), self.args.seed
+            )
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train together with the other clusters; see ``Trainer.train``.
+
+        Raises:
+            NebulaError: the clusters do not meet, do not agree, or one is lost and ``sync_on_loss`` is ``stop``.
+        """
+        run = self.nebula_callback.join()
+        planned = self.args.max_steps
+        try:
+            with telling_the_others(run):
+                resume = self._agree_on_resume(run, resume_from_checkpoint)
+                self.args.max_steps = self._agree_on_steps(run)
+                return super().train(resume_from_checkpoint=resume, **kwargs)  # type: ignore[misc]
+        finally:
+            self.args.max_steps = planned
+            self.nebula_callback.close()
+
+    def _agree_on_steps(self, run: Run) -> int:
+        """The number of steps for everybody: the longest plan, so that no cluster's data is cut short."""
+        own = int(self.args.max_steps)
+        if own <= 0:
+            loader = self.get_train_dataloader()  # type: ignore[attr-defined]
+            if has_length(loader):
+                own_per_epoch = max(1, len(loader) // self.args.gradient_accumulation_steps)
+                own = int(own_per_epoch * self.args.num_train_epochs)
+        notes = run.notes({"max_steps": int(self.args.max_steps), "planned_steps": own})
+        check_same(notes, "max_steps", "set the same max_steps on all clusters, or none and let them agree")
+        agreed = max(note["planned_steps"] for note in notes.values())
+        if agreed != own:
+            logger.info(
+                f"nebula: {agreed} steps for everybody, the longest plan ({own} here): smaller data is gone through again"
+            )
+        return int(agreed)
+
+    def _agree_on_resume(self, run: Run, wanted: str | bool | None) -> str | None:
+        """The checkpoint to resume from, or None."""
+        path: str | None = get_last_checkpoint(self.args.output_dir) if wanted is True else (wanted or None)  # type: ignore[assignment]
+        if self.nebula_args.sync_resume == "refuse":
+            return path  # the handshake compares the steps
+        own = _checkpoints(Path(path).parent if path else Path(self.args.output_dir))
+        notes = run.notes({"resume": path is not None, "steps": sorted(own)})
+        if not any(note["resume"] for note in notes.values()):
+            return None
+        common = set.intersection(*(set(note["steps"]) for note in notes.values()))
+        if not common:
+            steps = {name: note["steps"] for name, note in notes.items()}
+            raise HandshakeError(
+                f"sync_resume=common needs a checkpoint of the same step on all clusters, got {steps}: start all without "
+                "resume_from_checkpoint, or copy a checkpoint over"
+            )
+        logger.info(f"nebula: resuming from step {max(common)}, the highest that all clusters have")
+        return str(own[max(common)])
+
+
+class NebulaTrainer(NebulaTrainerMixin, Trainer):
+    """PaddleNLP's Trainer, training one model together with the Trainers of other clusters.
+
+    Args:
+        nebula_args: the settings; by default all from the environment (``nebula launch``).
+        *args, **kwargs: as for ``paddlenlp.trainer.Trainer``.
+
+    Raises:
+        ConfigurationError: the settings are incomplete or wrong.
+    """
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """step -> folder of each complete checkpoint in an output folder."""
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+        if match and (path / "trainer_state.json").is_file():  # written last of what resuming needs
+            found[int(match[1])] = path
+    return found
