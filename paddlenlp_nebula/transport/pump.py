@@ -63,10 +63,6 @@ class Pump:
         self._requests[self._base + slot] = self._comm.Irecv([buffer, len(buffer), MPI.BYTE], self._rank, CHUNK_TAG)
         self._posted.append(slot)
 
-    def idle(self, slot: int) -> bool:
-        """Whether a send slot is free."""
-        return bool(self._requests[slot] == MPI.REQUEST_NULL)
-
     def test(self) -> tuple[list[int], list[tuple[int, int]]]:
         """What has completed since the last call.
 
@@ -97,6 +93,14 @@ class Pump:
             received.append((slot, nbytes))
         return sent, received
 
-    def farewell(self) -> MPI.Request:
-        """Tell the peer that nothing more will come: an empty message, behind all chunks."""
-        return self._comm.Isend([bytearray(0), 0, MPI.BYTE], self._rank, CHUNK_TAG)
+    def close(self) -> list[MPI.Request]:
+        """Tell the peer that nothing more will come: an empty message, behind all chunks.
+
+        Returns:
+            What MPI may not have finished with; keep it until it has, for its memory belongs to MPI so long.
+        """
+        for request in self._requests[self._base :]:
+            if request != MPI.REQUEST_NULL:
+                request.Cancel()
+        bye = self._comm.Isend([bytearray(0), 0, MPI.BYTE], self._rank, CHUNK_TAG)
+        return [request for request in (*self._requests, bye) if request != MPI.REQUEST_NULL]

@@ -1,0 +1,88 @@
+"""One leader of a ``world``, run as ``mpiexec -n k python -m tests.transport.member ACTION NAMES``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from paddlenlp_nebula.errors import ChannelLost, NebulaError
+from paddlenlp_nebula.transport.world import join_world
+
+from . import contract
+
+
+def rank() -> int:
+    return int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+
+
+def everything(me: str, names: list[str]) -> None:
+    """All checks in one start of MPI."""
+    for chunk_bytes, chunks in ((1024, 4), (1 << 17, 4)):
+        contract.run_all(me, join_world(me, names, 20, chunk_bytes, chunks), chunks)
+    wrong_names(me, names)
+    farewell(me, names)
+
+
+def wrong_names(me: str, names: list[str]) -> None:
+    refused(lambda: join_world(names[0], names, 5), "already taken")
+    refused(lambda: join_world(me, [*names, "ghost"], 5), "got a world of")
+    refused(lambda: join_world(me, names, 5, chunk_bytes=1024 + rank()), "give all clusters the same value")
+    refused(lambda: join_world("x" * 65, names, 5), "at most 64 bytes")
+
+
+def farewell(me: str, names: list[str]) -> None:
+    """Closing is noticed by the others, behind what was sent before."""
+    channels = join_world(me, names, 20, 1024, 4)
+    if me == names[0]:
+        for channel in channels.values():
+            contract.send(channel, b"last words")
+            contract.wait_until(channel.flushed, channel)
+            channel.close()
+        return
+    channel = channels[names[0]]
+    contract.wait_until(lambda: channel.peek() is not None, channel)
+    for _ in range(50):
+        channel.progress()  # the loss waits until the chunk has been read
+        time.sleep(0.002)
+    assert contract.receive(channel) == b"last words"
+    try:
+        contract.wait_until(lambda: False, channel, deadline_s=5)
+    except ChannelLost as loss:
+        assert loss.peer == names[0]
+    assert channel.reserve() is None
+    for each in channels.values():
+        each.close()
+
+
+def late(me: str, names: list[str]) -> None:
+    """The last member comes too late: the others name it, in time, and everybody can leave."""
+    began = time.monotonic()
+    if me == names[-1]:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        time.sleep(2)
+        MPI.Finalize()
+        return
+    refused(lambda: join_world(me, names, 0.5), f"waited 0.5 s for {names[-1]}")
+    assert time.monotonic() - began < 5
+
+
+def refused(call: object, words: str) -> None:
+    assert callable(call)
+    try:
+        call()
+    except NebulaError as error:
+        assert words in str(error), str(error)
+    else:
+        raise AssertionError(f"expected an error with {words!r}")
+
+
+if __name__ == "__main__":
+    action, roster = sys.argv[1], sys.argv[2].split(",")
+    {"everything": everything, "late": late}[action](roster[rank()], roster)
+    print(f"{roster[rank()]} done", flush=True)
