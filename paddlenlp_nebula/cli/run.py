@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -118,7 +119,11 @@ def _train(plan: _Plan, console: Console, grace_s: float) -> int:
         alone, interrupted_by = _supervise([plan.cluster(plan.roster.names[0], alone=True)], console, grace_s)
         outcomes += alone
         columns["alone"] = plan.output_dir / "alone"
-    console.print(summary_table(columns, plan.recipe.stem))
+    table = summary_table(columns, plan.recipe.stem)
+    if table.row_count:
+        console.print(table)
+    if interrupted_by is not None:
+        click.secho(f"nebula: ended early by {signal.Signals(interrupted_by).name}", fg="yellow", err=True)
     for outcome in outcomes:
         if not outcome.ok and interrupted_by is None:
             _show_failure(outcome, plan.output_dir / outcome.name / "cluster.log")

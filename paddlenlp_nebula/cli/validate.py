@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import click
 
@@ -16,7 +17,8 @@ __all__ = ["validate"]
 def validate(recipes: tuple[str, ...]) -> None:
     """Check each RECIPE (a file, or the name of a shipped one) as `nebula run` would, and start nothing."""
     click.echo("checking...", err=True)
-    # Paddle is imported from here on, which takes seconds.
+    # Paddle is imported from here on, which takes seconds; what it has to say about compilers is not asked for.
+    warnings.simplefilter("ignore")
     from paddlenlp.utils.log import logger
 
     from paddlenlp_nebula.recipe.config import load_configuration

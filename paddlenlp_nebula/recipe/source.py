@@ -82,9 +82,9 @@ def find_recipe(name: str) -> Path:
     if path.is_dir():
         raise ConfigurationError([f"a recipe is a YAML or JSON file, got the directory {name!r}"])
     close = get_close_matches(path.stem, shipped, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = f", did you mean {close[0]!r}?" if close else ""
     names = ", ".join(shipped) or "none"
-    raise ConfigurationError([f"there is no recipe file {name!r}: {hint}Recipes shipped under a name: {names}"])
+    raise ConfigurationError([f"there is no recipe file {name!r}{hint} (recipes known by name: {names})"])
 
 
 def read_recipe(path: Path) -> Source:

@@ -1,0 +1,59 @@
+"""The command as a whole: instant help, sections, versions, errors without tracebacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+import paddlenlp_nebula
+import paddlenlp_nebula.cli.doctor as doctor_module
+from paddlenlp_nebula.cli.main import main
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_help_is_instant_and_lists_every_command() -> None:
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "paddlenlp_nebula.cli", "--help"], capture_output=True, text=True)
+    assert time.monotonic() - started < 2  # about 0.1 s where nobody else uses the machine
+    assert done.returncode == 0
+    for word in ("Train:", "run", "launch", "validate", "doctor", "data", "bench"):
+        assert word in done.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from paddlenlp_nebula.cli.main import main\n"
+        "for words in (['--help'], ['launch', '--help'], ['run', '--help'], ['validate', '--help'], ['doctor', '--help']):\n"
+        "    result = CliRunner().invoke(main, words); assert result.exit_code == 0, result.output\n"
+        "print(sorted({'paddle', 'paddlenlp', 'mpi4py', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_version() -> None:
+    assert paddlenlp_nebula.__version__ in CliRunner().invoke(main, ["--version"]).output
+
+
+def test_an_unknown_command_is_refused() -> None:
+    result = CliRunner().invoke(main, ["lunch"])
+    assert result.exit_code == 2
+    assert "lunch" in result.output
+
+
+def test_doctor_says_what_to_do_without_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "find_mpiexec", lambda: None)
+    monkeypatch.setattr(doctor_module, "_ask", lambda code: ("fine", True))
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 1
+    assert "pip install 'paddlenlp-nebula[mpich]'" in result.output
+
+
+def test_doctor_reports_an_import_that_fails() -> None:
+    assert doctor_module._ask("raise ImportError('no such thing')") == ("ImportError: no such thing", False)
+    assert doctor_module._ask("print('\"yes\"')") == ("yes", True)

@@ -1,0 +1,236 @@
+"""`nebula launch` with real processes: plain Python scripts, so that each test takes a second or two."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+NEBULA = [sys.executable, "-m", "paddlenlp_nebula.cli"]
+
+Script = Callable[[str], str]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Writes a Python script that knows its cluster's name as ``me``; returns its path."""
+
+    def write(body: str) -> str:
+        path = tmp_path / "script.py"
+        head = "import os, signal, subprocess, sys, time\nme = os.environ['NEBULA_CLUSTER']\n"
+        path.write_text(head + textwrap.dedent(body))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
+    """Lists the living processes of this test, found by a variable in their environment."""
+    monkeypatch.setenv("NEBULA_TEST_MARK", str(tmp_path))
+
+    def living() -> list[int]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and process.environ().get("NEBULA_TEST_MARK") == str(tmp_path):
+                    found.append(process.pid)
+            except psutil.Error:
+                continue
+        return found
+
+    yield living
+    for pid in living():
+        os.kill(pid, signal.SIGKILL)
+
+
+def launch(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run([*NEBULA, "launch", *words], capture_output=True, text=True, timeout=40, env=environment)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_each_cluster_gets_its_variables_its_name_and_its_label(script: Script) -> None:
+    path = script(
+        """
+        print("v", me, os.environ["NEBULA_CLUSTERS"], os.environ["NEBULA_RENDEZVOUS"], os.environ["OMP_NUM_THREADS"])
+        print("a", sys.argv[1:])
+        """
+    )
+    done = launch(
+        "--local-clusters", "3", path, "--output_dir", "out/{cluster}", "--max_steps", "-1", OMP_NUM_THREADS="5"
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    addresses = set(re.findall(r"127\.0\.0\.1:\d+", done.stdout))
+    assert len(addresses) == 1
+    for name in ("west", "east", "north"):
+        label = f"{name:<5} | "
+        assert f"{label}v {name} west,east,north {next(iter(addresses))} 5" in lines
+        assert f"{label}a ['--output_dir', 'out/{name}', '--max_steps', '-1']" in lines
+
+
+def test_names_can_be_chosen_and_output_kept(script: Script, tmp_path: Path) -> None:
+    done = launch("--clusters", "a,b", "--log-dir", str(tmp_path / "logs"), script("print('I am', me)"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["a | I am a", "b | I am b"]
+    assert (tmp_path / "logs/b/cluster.log").read_text() == "I am b\n"
+
+
+@pytest.mark.parametrize(
+    ("death", "said", "code"),
+    [
+        ("sys.exit(7)", "cluster east ended with exit code 7", 7),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "cluster east was ended by SIGKILL (signal 9)", 137),
+        ("raise ValueError('a reason')", "cluster east ended with exit code 1", 1),
+    ],
+)
+def test_a_failure_is_named_and_the_others_go_on(script: Script, death: str, said: str, code: int) -> None:
+    path = script(f"if me == 'east': {death}\ntime.sleep(1.5)\nprint('finished')")
+    done = launch("--local-clusters", "2", path)
+    assert done.returncode == code
+    assert f"{said}; west may go on" in done.stderr
+    assert f"failed: {said}" in done.stderr
+    assert "west | finished" in done.stdout
+
+
+def test_ctrl_c_lets_them_say_goodbye(script: Script, mark: Callable[[], list[int]]) -> None:
+    path = script(
+        """
+        helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], start_new_session=True)
+        print("ready", flush=True)
+        try:
+            time.sleep(99)
+        except KeyboardInterrupt:
+            print("goodbye")
+            helper.terminate()
+            helper.wait()
+            sys.exit(5)
+        """
+    )
+    process = subprocess.Popen([*NEBULA, "launch", "--local-clusters", "2", path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert sorted(output.splitlines()) == ["east | goodbye", "west | goodbye"]
+    assert process.returncode == 130
+    assert mark() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stubborn_processes_and_their_helpers_are_gone(
+    script: Script, mark: Callable[[], list[int]], number: signal.Signals
+) -> None:
+    path = script(
+        """
+        deaf = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]; time.sleep(99)"
+        subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
+        for s in (2, 15):
+            signal.signal(s, signal.SIG_IGN)
+        time.sleep(0.5)
+        print("ready", flush=True)
+        time.sleep(99)
+        """
+    )
+    process = subprocess.Popen(
+        [*NEBULA, "launch", "--local-clusters", "2", "--grace-s", "0.5", path], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    assert len(mark()) == 5
+    started = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 128 + number
+    assert time.monotonic() - started < 10
+    assert mark() == []
+
+
+def test_helpers_of_a_killed_cluster_are_gone_while_the_other_trains(
+    script: Script, mark: Callable[[], list[int]], tmp_path: Path
+) -> None:
+    path = script(
+        f"""
+        if me == "east":
+            subprocess.Popen(["sleep", "99"], start_new_session=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not os.path.exists({str(tmp_path / "stop")!r}):
+            time.sleep(0.1)
+        """
+    )
+    process = subprocess.Popen([*NEBULA, "launch", "--local-clusters", "2", path], stderr=subprocess.PIPE, text=True)
+
+    def names() -> list[str]:
+        return [psutil.Process(pid).name() for pid in mark()]
+
+    wait_for(lambda: "sleep" in names())
+    wait_for(lambda: "sleep" not in names(), seconds=15)
+    assert len(mark()) == 2  # the launcher and west
+    wait_for(lambda: all(c.status() != psutil.STATUS_ZOMBIE for c in psutil.Process(process.pid).children()), seconds=5)
+    (tmp_path / "stop").touch()
+    assert process.wait(timeout=20) == 137
+
+
+def test_a_killed_launcher_takes_its_clusters_along(script: Script, mark: Callable[[], list[int]]) -> None:
+    path = script("print('ready', flush=True)\ntime.sleep(99)")
+    process = subprocess.Popen([*NEBULA, "launch", "--local-clusters", "2", path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    process.kill()
+    process.wait()
+    wait_for(lambda: mark() == [], seconds=10)
+
+
+def test_an_orphan_of_a_finished_run_is_not_waited_for_long(script: Script, mark: Callable[[], list[int]]) -> None:
+    done = launch("--local-clusters", "1", script("subprocess.Popen(['sleep', '99'], start_new_session=True)"))
+    assert done.returncode == 0
+    assert mark() == []
+
+
+def test_one_site_becomes_its_cluster(script: Script) -> None:
+    path = script("print(me, os.environ['NEBULA_RENDEZVOUS'], sys.argv[1:], os.getppid())\nsys.exit(9)")
+    done = launch("--cluster", "east", "--clusters", "west,east", "--rendezvous", "h.example:29400", path, "{cluster}")
+    assert done.returncode == 9
+    assert done.stdout == f"east h.example:29400 ['east'] {os.getpid()}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "it must be said which clusters start here"),
+        (["--local-clusters", "2", "--cluster", "west"], "either --local-clusters or --cluster"),
+        (["--local-clusters", "2", "--rendezvous", "h:1"], "--rendezvous goes with --cluster"),
+        (["--cluster", "x", "--clusters", "west,east", "--rendezvous", "h"], "the configuration has 2 problems"),
+    ],
+)
+def test_contradictions_are_refused(script: Script, words: list[str], said: str) -> None:
+    done = launch(*words, script("print('started')"))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_shared_output_dir_is_warned_of(script: Script) -> None:
+    done = launch("--local-clusters", "2", script(""), "--output_dir", "out")
+    assert "--output_dir out/{cluster}" in done.stderr

@@ -1,0 +1,184 @@
+"""`nebula run`: what it starts, shows and concludes. The worker is a small script here; real recipes have their own tests."""
+
+from __future__ import annotations
+
+import io
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import paddlenlp_nebula.cli.run as run_module
+from paddlenlp_nebula.cli.main import main
+from paddlenlp_nebula.cli.progress import Board, bytes_text, read_report
+from paddlenlp_nebula.cli.summary import digests_differ, summary_table
+
+pytestmark = pytest.mark.timeout(60)
+
+Runner = Callable[..., Result]
+
+_WORKER = """
+    import json, os, pathlib, sys
+    words = sys.argv[1:]
+    answer = dict(problems=PROBLEMS, recipe="r", output_dir="out", max_steps=3, compare_alone=ALONE)
+    if words[0] == "--check-into":
+        pathlib.Path(words[1]).write_text(json.dumps(answer))
+        sys.exit(0)
+    me = os.environ["NEBULA_CLUSTER"]
+    last = {key: value for key, value in zip(words, words[1:])}
+    out = pathlib.Path(last["--output_dir"])
+    print("words", words)
+    report = dict(cluster=me, steps=3, max_steps=3, status="done", rounds=3, train_loss=0.5, bytes_sent=1_000_000,
+                  bytes_full_model_fp32_every_step=400_000_000, utilisation=0.97, rtt_ms=1.5, parameter_digest=DIGEST)
+    (out / "nebula_report.json").write_text(json.dumps(report))
+    (out / "recipe_result.json").write_text(json.dumps({"rows": [["accuracy", "0.9" if "--alone" in words else "0.95"]]}))
+    END
+"""
+
+
+@pytest.fixture
+def nebula_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """Runs `nebula run` in an empty directory with a worker of the given behaviour."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("clusters: west,east\nrendezvous: h.example:29400\n")
+
+    def invoke(*words: str, problems: str = "[]", alone: bool = False, digest: str = "'abcd'", end: str = "") -> Result:
+        text = textwrap.dedent(_WORKER).replace("PROBLEMS", problems).replace("ALONE", str(alone))
+        worker = tmp_path / "worker.py"
+        worker.write_text(text.replace("DIGEST", digest).replace("END", end))
+        monkeypatch.setattr(run_module, "_WORKER", worker)
+        return CliRunner(env={"COLUMNS": "120"}).invoke(main, ["run", "job.yaml", *words])
+
+    return invoke
+
+
+def words_of(name: str) -> list[str]:
+    line = Path("out", name, "cluster.log").read_text().splitlines()[0]
+    words = eval(line.removeprefix("words "))
+    assert isinstance(words, list)
+    return words
+
+
+def test_clusters_of_one_machine(nebula_run: Runner) -> None:
+    result = nebula_run("--local-clusters", "2", "--max_steps", "3", "--no_lora")
+    assert result.exit_code == 0, result.output
+    for name in ("west", "east"):
+        words = words_of(name)
+        assert words[1:4] == ["--max_steps", "3", "--no_lora"]
+        assert words[4:8] == ["--cluster", name, "--clusters", "west,east"]
+        assert words[-2:] == ["--output_dir", f"out/{name}"]
+    for shown in ("west", "east", "1 MB", "400 MB", "400.0 x", "97.0%", "abcd equal", "0.95"):
+        assert shown in result.output
+
+
+def test_overrides_may_come_before_and_between_options(nebula_run: Runner) -> None:
+    result = nebula_run("--max_steps=3", "--local-clusters", "2", "--learning_rate", "-1")
+    assert result.exit_code == 0, result.output
+    assert words_of("west")[1:4] == ["--max_steps=3", "--learning_rate", "-1"]
+
+
+def test_one_site_takes_the_rest_from_the_recipe(nebula_run: Runner) -> None:
+    result = nebula_run("--cluster", "east")
+    assert result.exit_code == 0, result.output
+    assert "east of 2 clusters" in result.output
+    assert words_of("east")[1:7] == [
+        *("--cluster", "east", "--clusters", "west,east", "--rendezvous", "h.example:29400"),
+    ]
+    assert not Path("out/west").exists()
+
+
+def test_problems_are_shown_together_and_nothing_starts(nebula_run: Runner) -> None:
+    result = nebula_run("--local-clusters", "2", problems="['first', 'second']")
+    assert result.exit_code == 2
+    assert "2 problems:\n  - first\n  - second" in result.output
+    assert not Path("out").exists()
+
+
+def test_a_failing_cluster_is_named_with_the_end_of_its_log(nebula_run: Runner) -> None:
+    result = nebula_run("--local-clusters", "2", end="sys.exit('the reason') if me == 'east' else None")
+    assert result.exit_code == 1
+    assert "cluster east ended with exit code 1" in result.output
+    assert "| the reason" in result.output
+    assert "cluster west ended" not in result.output
+
+
+def test_different_digests_are_a_failure(nebula_run: Runner) -> None:
+    result = nebula_run("--local-clusters", "2", digest="me")
+    assert result.exit_code == 1
+    assert "DIFFERENT" in result.output
+    assert "ended with different parameters" in result.output
+
+
+def test_comparison_with_one_cluster_alone(nebula_run: Runner) -> None:
+    result = nebula_run("--local-clusters", "2", alone=True)
+    assert result.exit_code == 0, result.output
+    words = words_of("alone")
+    assert words[0] == "--alone"
+    assert words[words.index("--cluster") + 1] == "west"
+    assert words[words.index("--clusters") + 1] == "west,east"
+    assert words[-1] == "out/alone"
+    assert "alone" in result.output
+    assert "0.9 " in result.output
+
+
+def test_an_earlier_report_is_not_taken_for_this_one(nebula_run: Runner) -> None:
+    nebula_run("--local-clusters", "2")
+    result = nebula_run("--local-clusters", "2", end="", digest="sys.exit(3)")
+    assert result.exit_code == 3
+    assert "abcd" not in result.output
+
+
+@pytest.mark.parametrize("content", [None, "", '{"steps": 1', "[1]", "null", "\x00"])
+def test_missing_and_half_reports_are_tolerated(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "nebula_report.json").write_text(content)
+    assert read_report(tmp_path) == {}
+    assert summary_table({"west": tmp_path}, "t").row_count == 0
+    assert not digests_differ({"west": tmp_path})
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (123_456, "123 kB"),
+        (5.6e9, "5.6 GB"),
+        (2e15, "2e+03 TB"),
+        (None, "-"),
+    ],
+)
+def test_bytes_for_people(count: Any, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+def test_plain_lines_now_and_then(tmp_path: Path) -> None:
+    out, now = io.StringIO(), [0.0]
+    console = Console(file=out, force_terminal=False, width=200)
+    with Board(console, {"west": tmp_path / "w", "east": tmp_path / "e"}, clock=lambda: now[0]) as board:
+        (tmp_path / "w").mkdir()
+        report = {"steps": 7, "max_steps": 20, "status": "training", "train_loss": 1.25, "bytes_sent": 2048}
+        (tmp_path / "w/nebula_report.json").write_text(json.dumps(report))
+        for second in range(21):
+            now[0] = second
+            board.tick()
+    line = "west: 7/20 training, loss 1.250, sent 2.05 kB | east: starting"
+    assert out.getvalue().splitlines() == [line] * 3
+
+
+def test_bars_on_a_terminal(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+    with Board(console, {"west": tmp_path}) as board:
+        (tmp_path / "nebula_report.json").write_text('{"steps": 5, "max_steps": 10, "status": "waiting"}')
+        board.tick()
+        board.ended("west", "done")
+    assert "5/10" in out.getvalue()
+    assert "waiting" in out.getvalue()
+    assert "done" in out.getvalue()
