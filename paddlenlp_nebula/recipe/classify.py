@@ -103,7 +103,7 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
 
     output_dir = Path(training.output_dir)
     encoder = load_encoder(classify.model, [example.text for example in train], output_dir / "vocabulary")
-    (logger.info if encoder.pretrained else logger.warning)(f"encoder: {encoder.description}")
+    (logger.info if encoder.pretrained else logger.warning)(f"encoder: {encoder.remark}")
     paddle.seed(training.seed)  # every cluster starts from the same head and adapters
     model = _with_adapters(encoder, len(labels), classify)
     trainer = _make_trainer(
@@ -126,11 +126,14 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
             ["accuracy", f"{accuracy:.3f}"],
             ["majority class", f"{majority:.3f}"],
             ["encoder", encoder.description],
-            ["saved", f"{saved} (reloaded: same predictions)"],
+            ["training sentences", f"{len(trainer.train_dataset):,}"],
+            [f"{saved.name}, reloaded", "same predictions"],
         ],
         "accuracy": accuracy,
         "majority": majority,
+        "encoder": encoder.remark,
         "pretrained": encoder.pretrained,
+        "saved": str(saved),
         "parameters": sum(size for size, _ in sizes),
         "parameters_trained": sum(size for size, frozen in sizes if not frozen),
         "labels": labels,

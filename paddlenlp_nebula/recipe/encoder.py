@@ -30,7 +30,8 @@ class Encoder:
     """A tokenizer and the means to make its classifier.
 
     Args:
-        description: one line for the result table.
+        description: a few words for the result table.
+        remark: a sentence for the log: which encoder this is, and why if it is not the one asked for.
         pretrained: whether the weights are worth freezing.
         tokenizer: a ``BertTokenizer``.
         make_model: makes a ``BertForSequenceClassification`` with this many labels; the same weights every time when
@@ -38,6 +39,7 @@ class Encoder:
     """
 
     description: str
+    remark: str
     pretrained: bool
     tokenizer: Any
     make_model: Callable[[int], Any]
@@ -52,13 +54,12 @@ def load_encoder(name: str, texts: Sequence[str], scratch_dir: Path) -> Encoder:
         scratch_dir: where that vocabulary is written.
     """
     if name == "scratch":
-        return _scratch_encoder(texts, scratch_dir, "small BERT from scratch (2 layers)")
+        return _scratch_encoder(texts, scratch_dir, "small, from scratch", "a small BERT from scratch, as asked for")
     try:
         folder = build_minilm()
     except DataUnavailable as error:
-        return _scratch_encoder(
-            texts, scratch_dir, f"NOT MiniLM-L6 but a small BERT from scratch (2 layers), because: {error}"
-        )
+        remark = f"NOT MiniLM-L6 but a small BERT from scratch, which will do much worse, because: {error}"
+        return _scratch_encoder(texts, scratch_dir, "FROM SCRATCH (no MiniLM-L6)", remark)
     return _minilm_encoder(folder)
 
 
@@ -68,10 +69,11 @@ def _minilm_encoder(folder: Path) -> Encoder:
     def make_model(labels: int) -> Any:
         return BertForSequenceClassification.from_pretrained(str(folder), num_labels=labels)
 
-    return Encoder("MiniLM-L6, pre-trained", True, BertTokenizer.from_pretrained(str(folder)), make_model)
+    tokenizer = BertTokenizer.from_pretrained(str(folder))
+    return Encoder("MiniLM-L6", f"MiniLM-L6, pre-trained, from {folder}", True, tokenizer, make_model)
 
 
-def _scratch_encoder(texts: Sequence[str], scratch_dir: Path, description: str) -> Encoder:
+def _scratch_encoder(texts: Sequence[str], scratch_dir: Path, description: str, remark: str) -> Encoder:
     from paddlenlp.transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     vocabulary = make_vocabulary(texts, _SCRATCH_VOCABULARY)
@@ -83,7 +85,7 @@ def _scratch_encoder(texts: Sequence[str], scratch_dir: Path, description: str) 
         config = BertConfig(vocab_size=len(vocabulary), num_labels=labels, **_SCRATCH_SHAPE)
         return BertForSequenceClassification(config)
 
-    return Encoder(description, False, BertTokenizer.from_pretrained(str(scratch_dir)), make_model)
+    return Encoder(description, remark, False, BertTokenizer.from_pretrained(str(scratch_dir)), make_model)
 
 
 def make_vocabulary(texts: Sequence[str], size: int) -> list[str]:
