@@ -105,6 +105,11 @@ class CourierChannel(RingChannel):
             self._epoll.register(fd, select.EPOLLIN)
         _register(self)
 
+    @property
+    def launcher(self) -> int:
+        """Process id of the courier's mpiexec, which is also its process group."""
+        return self._launch.pid
+
     def open_port(self) -> None:
         """Ask for an MPI port; ``port`` holds it later. It can be accepted on once."""
         self._order(Record(Kind.OPEN))

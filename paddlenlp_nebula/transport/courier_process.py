@@ -146,7 +146,7 @@ class Courier:
             self._bell.post(Record(Kind.PORT, text=self._port))
         elif order.kind is Kind.ACCEPT:
             info = MPI.Info.Create()
-            info.Set("timeout", str(max(1, -(-order.number // 1000))))
+            info.Set("timeout", str(order.number // 1000 + 2))  # only if the leader's own deadline fails
             self._greet(MPI.COMM_SELF.Accept(self._port, info))
             MPI.Close_port(self._port)
         elif order.kind is Kind.CONNECT:
@@ -245,7 +245,8 @@ def main() -> None:
     except Lost as loss:
         bell.post(Record(Kind.LOST, text=str(loss)))
     except Exception as error:
-        bell.post(Record(Kind.LOST, text=f"MPI in its courier failed with {type(error).__name__}: {error}"))
+        what = str(error).splitlines()[0].removesuffix(", error stack:") if str(error) else type(error).__name__
+        bell.post(Record(Kind.LOST, text=f"MPI in its courier failed: {what}"))
     packets.setblocking(True)
     bell.flush()
     os._exit(0)  # the leader reads the last record, sees the end, and kills mpiexec

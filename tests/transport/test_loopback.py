@@ -19,7 +19,9 @@ def test_contract(members: int, chunk_bytes: int) -> None:
     roster = ["west", "north", "east"][:members]
 
     def member(name: str) -> None:
-        contract.run_all(name, join_loopback(name, roster, 10, chunk_bytes, 4), 4)
+        channels = join_loopback(name, roster, 10, chunk_bytes, 4)
+        contract.run_all(name, channels, 4)
+        contract.close_all(channels)
 
     with ThreadPoolExecutor(members) as pool:
         list(pool.map(member, roster))
