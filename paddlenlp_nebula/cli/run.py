@@ -104,6 +104,7 @@ def run(
         f"recipe {path.name} ({answer['recipe']}): {', '.join(here)} of {len(roster.names)} clusters; "
         f"output in {plan.output_dir}",
         highlight=False,
+        soft_wrap=True,
     )
     sys.exit(_train(plan, console, grace_s))
 
@@ -142,11 +143,11 @@ def _supervise(jobs: Sequence[Cluster], console: Console, grace_s: float) -> tup
     with Board(console, directories) as board:
 
         def on_exit(outcome: Outcome) -> None:
-            board.ended(outcome.name, "done" if outcome.ok else "failed")
-            if not outcome.ok:
-                console.print(
-                    f"[red]{outcome}[/]; its log: {directories[outcome.name] / 'cluster.log'}", highlight=False
-                )
+            stopped = supervisor.interrupted_by is not None
+            board.ended(outcome.name, "done" if outcome.ok else "stopped" if stopped else "failed")
+            if not outcome.ok and not stopped:
+                log = directories[outcome.name] / "cluster.log"
+                console.print(f"[red]{outcome}[/]; its log: {log}", highlight=False, soft_wrap=True)
 
         supervisor = Supervisor(jobs, grace_s=grace_s, on_exit=on_exit, on_tick=board.tick)
         outcomes = supervisor.run()
