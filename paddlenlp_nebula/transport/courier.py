@@ -20,6 +20,7 @@ import secrets
 import select
 import socket
 import struct
+import sys
 import time
 import weakref
 from contextlib import suppress
@@ -265,7 +266,7 @@ class CourierChannel(RingChannel):
             self._launch.forget()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():  # at the end the courier goes by itself
             self.close()
 
 

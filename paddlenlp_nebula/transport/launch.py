@@ -21,7 +21,9 @@ _LOG_BYTES = 4096
 _FOREIGN = ("PMI", "HYD", "MPI", "OMPI_", "OPAL_", "PRTE_", "PRRTE_")
 _USERS_OWN = ("MPIR_CVAR_", "MPI4PY_")
 _DEFAULTS = {
-    # Plain sockets: the same on every site, and a killed peer does not crash the survivor.
+    # Plain sockets, also between two jobs on one host: the same everywhere, and a killed peer does not crash
+    # the survivor. (With "ucx" instead, jobs on one host use shared memory unless MPIR_CVAR_NOLOCAL=1.)
+    # On a host with several networks FI_TCP_IFACE names the one that the other site can reach.
     "MPIR_CVAR_CH4_NETMOD": "ofi",
     "FI_PROVIDER": "tcp",
     "MPIR_CVAR_ENABLE_GPU": "0",

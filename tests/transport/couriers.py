@@ -78,17 +78,27 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def leader() -> None:
-    """A leader that holds a joined pair and a forked data worker, says so, and sleeps."""
+def leader(inside_mpi: bool) -> None:
+    """A leader with couriers (joined, or stuck in MPI's accept) and a forked data worker; says so, and sleeps."""
+    if inside_mpi:
+        waiting = CourierChannel("nobody", 1024, 4)
+        waiting.open_port()
+        contract.wait_until(lambda: waiting.port is not None, waiting)
+        waiting.accept(60)
+        _fork_and_sleep()
     with pair():
-        worker = os.fork()
-        if worker == 0:
-            time.sleep(60)
-            os._exit(0)
-        sys.stdout.write(f"{worker}\n")
-        sys.stdout.flush()
+        _fork_and_sleep()
+
+
+def _fork_and_sleep() -> None:
+    worker = os.fork()
+    if worker == 0:
         time.sleep(60)
+        os._exit(0)
+    sys.stdout.write(f"{worker}\n")
+    sys.stdout.flush()
+    time.sleep(60)
 
 
 if __name__ == "__main__":
-    leader()
+    leader("inside_mpi" in sys.argv)
