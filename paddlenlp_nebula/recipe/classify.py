@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_nebula.data.sections import Example, read_examples
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
+from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.encoder import Encoder, load_encoder
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
     from paddlenlp.utils.log import logger
 
     training, classify = arguments
-    paddle.set_device(training.device)
+    use_device(training.device)
     folder = find_data(classify.data_dir)
     train, dev = read_examples(folder / "train.tsv"), read_examples(folder / "dev.tsv")
     dev = dev[: classify.eval_sentences or None]
@@ -117,6 +118,7 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
         return
     saved = output_dir / ("adapter" if classify.lora else "model")
     trainer.model.save_pretrained(str(saved))
+    encoder.tokenizer.save_pretrained(str(saved))
     _check_reload(saved, trainer, encoder, len(labels), classify)
     commonest = Counter(example.section for example in train).most_common(1)[0][0]
     majority = sum(example.section == commonest for example in dev) / len(dev)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,14 +78,18 @@ def _scratch_encoder(texts: Sequence[str], scratch_dir: Path, description: str, 
 
     vocabulary = make_vocabulary(texts, _SCRATCH_VOCABULARY)
     scratch_dir.mkdir(parents=True, exist_ok=True)
-    (scratch_dir / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
-    (scratch_dir / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}), encoding="utf-8")
+    # Several processes of a cluster may do this at once: each renames a complete file into place.
+    part = scratch_dir / f".vocab-{os.getpid()}"
+    part.write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    part.replace(scratch_dir / "vocab.txt")
+
+    tokenizer = BertTokenizer(str(scratch_dir / "vocab.txt"), do_lower_case=True)
 
     def make_model(labels: int) -> Any:
         config = BertConfig(vocab_size=len(vocabulary), num_labels=labels, **_SCRATCH_SHAPE)
         return BertForSequenceClassification(config)
 
-    return Encoder(description, remark, False, BertTokenizer.from_pretrained(str(scratch_dir)), make_model)
+    return Encoder(description, remark, False, tokenizer, make_model)
 
 
 def make_vocabulary(texts: Sequence[str], size: int) -> list[str]:

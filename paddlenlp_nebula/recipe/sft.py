@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.sft_data import make_dataset
 from paddlenlp_nebula.recipe.sft_model import add_adapters, load_model, load_tokenizer
 
@@ -30,11 +31,10 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
         nebula: this cluster and the others.
         alone: train on this cluster's part of the data only, without any link.
     """
-    import paddle
     from paddlenlp.trainer import get_last_checkpoint, set_seed
 
     model_args, data_args, training = arguments
-    paddle.set_device(training.device)
+    use_device(training.device)
     set_seed(seed=training.seed)  # every cluster starts from the same adapters
     tokenizer = load_tokenizer(model_args, data_args)
     folder = Path(data_args.dataset_name_or_path)
@@ -54,12 +54,11 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
         trainer.save_metrics("train", metrics)
         trainer.save_state()
         result |= {"train_loss": metrics["train_loss"]}
-        result["rows"] += [["training loss", f"{metrics['train_loss']:.4f}"], ["saved", training.output_dir]]
     if training.do_eval:
         metrics = trainer.evaluate(dev)
         trainer.log_metrics("eval", metrics)
-        result |= {"accuracy": metrics.get("eval_accuracy"), "eval_loss": metrics["eval_loss"]}
-        result["rows"] += [["evaluation loss", f"{metrics['eval_loss']:.4f}"]]
+        result |= {"accuracy": metrics["eval_accuracy"], "eval_loss": metrics["eval_loss"]}
+        result["rows"] += [["next-token accuracy", f"{metrics['eval_accuracy']:.3f}"]]
     if trainer.is_world_process_zero():
         result_file = Path(training.output_dir) / "recipe_result.json"
         result_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

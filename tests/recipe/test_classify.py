@@ -14,6 +14,7 @@ from paddlenlp_nebula.data.clients import DataUnavailable
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.recipe import classify, encoder
 from paddlenlp_nebula.recipe.classify import ClassifyArguments, find_data, run
+from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.encoder import make_vocabulary
 
 SAMPLE = Path(__file__).parents[2] / "recipes" / "data" / "libreoffice_help_sections"
@@ -57,6 +58,7 @@ def test_trains_evaluates_saves_and_reloads(tmp_path: Path, small_data: Path) ->
     assert result["rows"][0] == ["accuracy", f"{result['accuracy']:.3f}"]
     assert result["parameters_trained"] == result["parameters"]  # nothing of it is pre-trained
     assert (tmp_path / "out" / "adapter" / "lora_model_state.pdparams").is_file()
+    assert (tmp_path / "out" / "adapter" / "vocab.txt").is_file()
 
 
 def test_without_lora_the_whole_model_is_saved(tmp_path: Path, small_data: Path) -> None:
@@ -123,6 +125,18 @@ def test_problems_are_collected() -> None:
     with pytest.raises(ConfigurationError, match="libreoffice_help_sections"):
         find_data("nowhere")
     assert find_data("libreoffice_help_sections") == SAMPLE
+
+
+def test_a_device_that_is_not_here_is_one_sentence() -> None:
+    with pytest.raises(ConfigurationError, match="device must be one that Paddle can use here, got 'toaster'"):
+        use_device("toaster")
+
+
+def test_the_shipped_recipe_explains_every_key() -> None:
+    lines = (SAMPLE.parents[1] / "finetune_lora.yaml").read_text().splitlines()
+    keys = [line for line in lines if line and not line.startswith("#")]
+    assert len(keys) > 20
+    assert [line for line in keys if "  # " not in line] == []
 
 
 def test_every_field_is_explained() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -170,3 +172,21 @@ def test_what_cannot_be_honoured_is_refused_all_at_once(tiny: Path) -> None:
         SftTrainingArguments(output_dir="unused", max_seq_length=128)
     with pytest.raises(ConfigurationError, match="chat_template"):
         SftDataConfig(dataset_name_or_path=str(tiny / "data"), chat_template="some/file.json")
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_two_clusters_train_from_one_users_file(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "lora_argument.json"
+    path.write_text(json.dumps(settings(tiny, tmp_path / "out", lora=True, sync_codec="bf16")))
+    start = "from paddlenlp_nebula.cli.main import main; main()"
+    command = [sys.executable, "-c", start, "run", str(path), "--local-clusters", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = [
+        json.loads((tmp_path / "out" / name / "nebula_report.json").read_text(encoding="utf-8"))
+        for name in ("west", "east")
+    ]
+    assert reports[0]["parameter_digest"] == reports[1]["parameter_digest"]
+    assert [report["rounds"] for report in reports] == [4, 4]
+    assert (tmp_path / "out" / "west" / "peft_model.safetensors.index.json").is_file()
