@@ -49,6 +49,7 @@ class Board:
     Args:
         console: where to.
         directories: cluster -> its output directory.
+        unreported: what is shown for a cluster without a report.
         line_every_s: time between two plain lines, when ``console`` is not a terminal.
         clock: seconds, for tests.
     """
@@ -58,11 +59,13 @@ class Board:
         console: Console,
         directories: Mapping[str, Path],
         *,
+        unreported: str = "starting",
         line_every_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
         self._directories = directories
+        self._unreported = unreported
         self._line_every_s = line_every_s
         self._clock = clock
         self._next_line = clock() + line_every_s
@@ -84,7 +87,7 @@ class Board:
     def __enter__(self) -> Board:
         if self._console.is_terminal:
             for name in self._directories:
-                self._tasks[name] = self._progress.add_task(name, total=None, steps="", facts="starting")
+                self._tasks[name] = self._progress.add_task(name, total=None, steps="", facts=self._unreported)
             self._progress.start()
         return self
 
@@ -131,7 +134,7 @@ class Board:
         self._console.print(" | ".join(parts), markup=False, highlight=False, soft_wrap=True)
 
     def _facts(self, name: str, report: Mapping[str, Any]) -> str:
-        facts = [self._ended.get(name) or str(report.get("status", "starting"))]
+        facts = [self._ended.get(name) or str(report.get("status", self._unreported))]
         if isinstance(report.get("train_loss"), (int, float)):
             facts.append(f"loss {_number(report, 'train_loss', '.3f')}")
         if report.get("bytes_sent"):

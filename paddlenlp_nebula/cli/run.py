@@ -140,7 +140,8 @@ def _supervise(jobs: Sequence[Cluster], console: Console, grace_s: float) -> tup
         directories[job.name] = job.log.parent
         for stale in (REPORT, RESULT):  # of an earlier run: they would be shown as this one's
             (job.log.parent / stale).unlink(missing_ok=True)
-    with Board(console, directories) as board:
+    # Alone, a cluster exchanges nothing and so reports nothing.
+    with Board(console, directories, unreported="training" if "alone" in directories else "starting") as board:
 
         def on_exit(outcome: Outcome) -> None:
             stopped = supervisor.interrupted_by is not None

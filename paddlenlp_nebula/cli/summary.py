@@ -82,13 +82,14 @@ _ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
 
 
 def _digest(report: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]) -> str:
-    """Whether this cluster's parameters are those of the first one, in words."""
+    """This cluster's digest and, where there is another to compare with, whether it is that of the first one."""
     digest = report.get("parameter_digest")
     if digest is None:
         return ""
-    first = next(r["parameter_digest"] for r in reports.values() if r.get("parameter_digest") is not None)
-    sign = "[green]equal[/]" if digest == first else "[bold red]DIFFERENT[/]"
-    return f"{str(digest)[:8]} {sign}"
+    known = [other["parameter_digest"] for other in reports.values() if other.get("parameter_digest") is not None]
+    if len(known) == 1:
+        return str(digest)[:8]
+    return f"{str(digest)[:8]} {'[green]equal[/]' if digest == known[0] else '[bold red]DIFFERENT[/]'}"
 
 
 def _recipe_rows(directories: Mapping[str, Path]) -> dict[str, dict[str, str]]:

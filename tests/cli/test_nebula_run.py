@@ -90,6 +90,8 @@ def test_one_site_takes_the_rest_from_the_recipe(nebula_run: Runner) -> None:
         *("--cluster", "east", "--clusters", "west,east", "--rendezvous", "h.example:29400"),
     ]
     assert not Path("out/west").exists()
+    assert "abcd" in result.output
+    assert "equal" not in result.output  # there is nothing to compare with
 
 
 def test_problems_are_shown_together_and_nothing_starts(nebula_run: Runner) -> None:
