@@ -53,6 +53,7 @@ class NebulaCallback(TrainerCallback):
         self.ledger = Ledger()
         self._run: Run | None = None
         self._hook: FarewellHook | None = None
+        self._report_path: Path | None = None  # once there is something to report
         self._selected: list[Tensor] = []
         self._samples = self._tokens = 0
         self._last_batch = (0, 0)
@@ -73,11 +74,14 @@ class NebulaCallback(TrainerCallback):
         """Meet, compare what is to be trained, make the selected parameters equal."""
         refuse_unsupported(args)
         model, nebula = kwargs["model"], self.nebula_args
+        if self._hook is not None:  # an earlier training raised, and somebody caught it
+            self.fail("it started training anew")
+            self.close()
         if self._run is None:
             self.join()
+            self._hook = FarewellHook(self.fail)  # NebulaTrainer has joined, and watches, by itself
         run = self._run
         assert run is not None
-        self._hook = FarewellHook(run)
         selection = select(model, nebula.sync_parameters)
         self._selected = selection.parameters
         saved = self._restore(state)
@@ -94,7 +98,8 @@ class NebulaCallback(TrainerCallback):
         }
         run.prepare(model, selection, _hello(args, state, nebula), number=saved)
         self._batch_hash = 0
-        self._write_report(args)
+        self._report_path = Path(args.output_dir) / REPORT_NAME
+        self._write_report()
 
     def on_load_data_end(self, args: Any, state: Any, control: Any, inputs: Any = None, **kwargs: Any) -> None:
         """Count what the next gradients are made of."""
@@ -187,7 +192,7 @@ class NebulaCallback(TrainerCallback):
         logs["nebula_mb_sent"] = round(self.ledger.bytes_sent / 1e6, 3)
         if utilisation is not None:
             logs["nebula_utilisation"] = round(utilisation, 4)
-        self._write_report(args)
+        self._write_report()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare the parameters a last time, say goodbye, write the report."""
@@ -195,7 +200,7 @@ class NebulaCallback(TrainerCallback):
         if run is None:
             return
         run.finish()
-        self._write_report(args)
+        self._write_report()
         self.close()
         if run.local.is_leader:
             ledger = self.ledger
@@ -205,12 +210,23 @@ class NebulaCallback(TrainerCallback):
                 f"parameters {ledger.parameter_digest}; security: {self.nebula_args.sync_security}"
             )
 
+    def fail(self, reason: str) -> None:
+        """Training ends before its time: tell the other clusters why, and leave a report that says so.
+
+        Args:
+            reason: the end of a sentence, such as "it was interrupted (Ctrl-C)".
+        """
+        if self._run is not None:
+            self._run.leave(reason, deliberate=False)
+            self._write_report()
+
     def close(self) -> None:
         """Forget the run; the next ``train()`` starts a new one."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
         self._run = None
+        self._report_path = None
 
     # Inside
 
@@ -229,9 +245,9 @@ class NebulaCallback(TrainerCallback):
         self.ledger.restore(saved["ledger"])
         return int(saved["exchanges"])
 
-    def _write_report(self, args: Any) -> None:
-        if self._run is not None and self._run.local.is_leader:
-            self.ledger.write(Path(args.output_dir) / REPORT_NAME)
+    def _write_report(self) -> None:
+        if self._report_path is not None and self._run is not None and self._run.local.is_leader:
+            self.ledger.write(self._report_path)
 
 
 def _hello(args: Any, state: Any, nebula: NebulaArguments) -> dict[str, Any]:

@@ -11,15 +11,16 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-
-from paddlenlp_nebula.run import Run
 
 __all__ = ["FarewellHook", "telling_the_others"]
 
 
-def describe(error: BaseException) -> str:
+_TERMINATED = "it was terminated (SIGTERM)"
+
+
+def _describe(error: BaseException) -> str:
     """An exception as the end of a sentence."""
     if isinstance(error, KeyboardInterrupt):
         return "it was interrupted (Ctrl-C)"
@@ -32,13 +33,13 @@ class FarewellHook:
     """Tells the others of an exception that nobody catches, of SIGTERM, and of a silent exit.
 
     Args:
-        run: whose clusters to tell.
+        leave: says goodbye, given the reason; does nothing the second time.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, leave: Callable[[str], None]) -> None:
+        self._leave = leave
+        self._terminated = False
         self._previous_hook = sys.excepthook
-        self._reason = "its process ended before its training did"
         sys.excepthook = self._on_exception
         atexit.register(self._at_exit)
         self._handles_sigterm = (
@@ -46,6 +47,10 @@ class FarewellHook:
         )
         if self._handles_sigterm:
             signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def describe(self, error: BaseException) -> str:
+        """Why training ends, as the end of a sentence."""
+        return _TERMINATED if self._terminated and isinstance(error, SystemExit) else _describe(error)
 
     def remove(self) -> None:
         """Training is over: put everything back."""
@@ -56,25 +61,31 @@ class FarewellHook:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._run.leave(describe(error), deliberate=False)
-        self._previous_hook(kind, error, trace)
+        try:
+            self._leave(_describe(error))
+        finally:
+            self._previous_hook(kind, error, trace)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self._reason = "it was terminated (SIGTERM)"
+        self._terminated = True
         raise SystemExit(128 + number)
 
     def _at_exit(self) -> None:
-        self._run.leave(self._reason, deliberate=False)
+        self._leave(_TERMINATED if self._terminated else "its process ended before its training did")
 
 
 @contextlib.contextmanager
-def telling_the_others(run: Run) -> Iterator[None]:
-    """Tell the others if the block raises; works where exception hooks do not (notebooks)."""
-    hook = FarewellHook(run)
+def telling_the_others(leave: Callable[[str], None]) -> Iterator[None]:
+    """Tell the others if the block raises; works where exception hooks do not (notebooks).
+
+    Args:
+        leave: as for `FarewellHook`.
+    """
+    hook = FarewellHook(leave)
     try:
         yield
     except BaseException as error:
-        run.leave(hook._reason if isinstance(error, SystemExit) else describe(error), deliberate=False)
+        leave(hook.describe(error))
         raise
     finally:
         hook.remove()

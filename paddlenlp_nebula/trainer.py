@@ -52,7 +52,7 @@ class NebulaTrainerMixin:
         run = self.nebula_callback.join()
         planned = self.args.max_steps
         try:
-            with telling_the_others(run):
+            with telling_the_others(self.nebula_callback.fail):
                 resume = self._agree_on_resume(run, resume_from_checkpoint)
                 self.args.max_steps = self._agree_on_steps(run)
                 return super().train(resume_from_checkpoint=resume, **kwargs)  # type: ignore[misc]
