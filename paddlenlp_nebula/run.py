@@ -20,6 +20,7 @@ from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
 from paddlenlp_nebula.ledger.ledger import Ledger, Round
 from paddlenlp_nebula.link.door import Event
 from paddlenlp_nebula.link.frames import Kind
+from paddlenlp_nebula.link.gather import all_gather_notes
 from paddlenlp_nebula.link.handshake import shake_hands
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.membership import Party
@@ -51,7 +52,6 @@ class Run:
         self.local = LocalGroup()
         self.alone = False
         self.ended: str | None = None
-        self.failure: str | None = None
         self._link: Link | None = None
         self._party: Party | None = None
         self._strategy: EveryStep | None = None
@@ -75,11 +75,17 @@ class Run:
         self.alone = len(names) == 1
 
     def notes(self, note: Mapping[str, Any]) -> dict[str, Any]:
-        """Exchange a small JSON object with all members; every local process gets member -> object."""
+        """Exchange a small JSON object with all members; every local process gets member -> object.
+
+        Raises:
+            PeerLost: a cluster is lost although training has not begun: nobody would gain by going on.
+        """
 
         def exchange() -> dict[str, Any]:
             party = self._leader_party()
-            return party.together(lambda number: party.link.all_gather_notes(note, round=number))
+            if self._strategy is None:
+                return all_gather_notes(party.link, note)
+            return party.together(lambda number: all_gather_notes(party.link, note, round=number))
 
         return dict(self.local.lead(exchange))
 
@@ -211,12 +217,23 @@ class Run:
         self.ledger.status = "done"
 
     def leave(self, reason: str, *, deliberate: bool) -> None:
-        """Tell the others the reason and close the link. Does nothing the second time."""
+        """Tell the others the reason and close the link, whatever happens. Does nothing the second time."""
+        if self._leaving:
+            return
         self._leaving = True
-        if not deliberate and self.ledger.status != "done":
+        if not deliberate:
             self.ledger.status = "failed"
-        if self._link is not None:
+            self.ledger.facts["failure"] = reason
+        if self._link is None:
+            return
+        try:
             self._link.leave(reason, deliberate=deliberate)
+        except Exception as error:
+            if deliberate:
+                raise
+            logger.warning(f"nebula: saying goodbye failed with {error!r}")  # the first error matters more
+        finally:
+            self._link.close()
             self._count_bytes()
 
     @property
@@ -325,7 +342,8 @@ class Run:
     def _on_event(self, event: Event) -> None:
         if self._leaving or event.kind is Kind.PORT or event.body.get("deliberate"):
             return
-        logger.warning(f"nebula: cluster {event.cluster} is gone: {event.body.get('reason')}")
+        what = "was refused" if event.kind is Kind.REFUSED else "is gone"
+        logger.warning(f"nebula: cluster {event.cluster} {what}: {event.body.get('reason')}")
 
     def _degrade(self, sentence: str) -> None:
         self.ledger.degrade(sentence)

@@ -10,87 +10,36 @@ Both ends run in a small thread, so that a death is noticed while the trainer co
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
+from paddlenlp_nebula.errors import ProtocolError
 from paddlenlp_nebula.forking import close_in_children
-from paddlenlp_nebula.link.frames import HEADER_BYTES, PROTOCOL_VERSION, Frame, Kind, checksum
+from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
+from paddlenlp_nebula.link.line import Line
 
-__all__ = ["Door", "Event", "keep_door", "knock"]
+__all__ = ["MAX_STRANGERS", "Door", "Event", "arrivals"]
 
-_LIMIT_BYTES = 16 << 10
-_KNOCK_TIMEOUT_S = 5.0
-_MAX_STRANGERS = 64
-_RETRY_S = 0.3
+MAX_STRANGERS = 64
+"""Connections that have not knocked yet; more are closed at once."""
+
+_STRANGER_S = 5.0  # within which a stranger must have knocked
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something the door reports: ``kind`` is PORT, GONE or LEAVE; ``cluster`` who it is about."""
+    """Something the door reports: ``kind`` is PORT, GONE, LEAVE or REFUSED; ``cluster`` who it is about."""
 
     kind: Kind
     cluster: str
     body: dict[str, Any]
-
-
-@dataclass(eq=False)
-class _Line:
-    """One TCP connection and its unfinished bytes."""
-
-    socket: socket.socket
-    cluster: str | None = None  # None until it has knocked
-    since: float = field(default_factory=time.monotonic)
-    incoming: bytearray = field(default_factory=bytearray)
-    outgoing: bytearray = field(default_factory=bytearray)
-
-    def send(self, kind: Kind, body: dict[str, Any]) -> None:
-        payload = json.dumps(body).encode()
-        self.outgoing += Frame(kind, len(payload), checksum=checksum(payload)).pack() + payload
-
-    def fill(self) -> None:
-        """Read what is there; raises EOFError when the other side has closed."""
-        with contextlib.suppress(BlockingIOError):
-            data = self.socket.recv(_LIMIT_BYTES)
-            if not data:
-                raise EOFError
-            self.incoming += data
-
-    def messages(self) -> Iterator[tuple[Kind, dict[str, Any]]]:
-        """The complete messages read so far."""
-        sender = f"cluster {self.cluster!r}" if self.cluster else "a stranger at the door"
-        while len(self.incoming) >= HEADER_BYTES:
-            frame = Frame.parse(self.incoming, sender=sender, limit=_LIMIT_BYTES)
-            end = HEADER_BYTES + frame.length
-            if len(self.incoming) < end:
-                return
-            payload = bytes(self.incoming[HEADER_BYTES:end])
-            frame.verify(payload, sender=sender)
-            del self.incoming[:end]
-            yield frame.kind, _parse_body(payload, sender)
-
-    def flush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self.outgoing:
-                del self.outgoing[: self.socket.send(self.outgoing)]
-
-
-def _parse_body(payload: bytes, sender: str) -> dict[str, Any]:
-    try:
-        body = json.loads(payload)
-    except ValueError as error:
-        raise ProtocolError(f"a door message from {sender} must be JSON, got {payload[:40]!r}") from error
-    if not isinstance(body, dict):
-        raise ProtocolError(f"a door message from {sender} must be a JSON object, got {payload[:40]!r}")
-    return body
 
 
 class Door:
@@ -114,7 +63,7 @@ class Door:
         where: str,
         *,
         listener: socket.socket | None,
-        line: _Line | None,
+        line: Line | None,
         arrived: Iterable[str] = (),
         timeout_s: float,
         on_event: Callable[[Event], None] | None = None,
@@ -128,11 +77,10 @@ class Door:
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
         self._arrived: set[str] = set(arrived)
-        self._lines: list[_Line] = []
+        self._lines: list[Line] = []
         self._open_to_newcomers = True
-        self._goodbyes: set[str] = set()
-        self._closing = False
-        self._closed = threading.Event()
+        self._goodbyes: set[tuple[str, str]] = set()  # who has said goodbye to whom
+        self._close_by: float | None = None
         self._wake_thread, self._wake_write = socket.socketpair()
         self._news_read, self._news_write = socket.socketpair()
         for end in (self._wake_thread, self._wake_write, self._news_read, self._news_write):
@@ -175,12 +123,12 @@ class Door:
         self._wake()
 
     def close(self, linger_s: float = 2.0) -> None:
-        """Send what is queued, then close every connection. Idempotent."""
-        if os.getpid() != self._pid or self._closing:
+        """Send what is queued, as far as it goes in ``linger_s``, then close every connection. Idempotent."""
+        if os.getpid() != self._pid or self._close_by is not None:
             return
-        self._closing = True
+        self._close_by = time.monotonic() + linger_s
         self._wake()
-        self._closed.wait(linger_s)
+        self._thread.join(linger_s + 1.0)
         for end in (self._wake_thread, self._wake_write, self._news_read, self._news_write):
             end.close()
 
@@ -191,13 +139,13 @@ class Door:
             selector.register(self._wake_thread, selectors.EVENT_READ)
             if self._listener is not None:
                 selector.register(self._listener, selectors.EVENT_READ)
-            registered: dict[_Line, int] = {}
+            registered: dict[Line, int] = {}
             for line in tuple(self._lines):
                 self._attend(line, 0)  # what came together with the welcome
             try:
-                while not (self._closing and not any(line.outgoing for line in self._lines)):
+                while not self._is_done():
                     self._register(selector, registered)
-                    for key, events in selector.select(timeout=1.0):
+                    for key, events in selector.select(timeout=1.0 if self._close_by is None else 0.1):
                         self._handle(key, events)
                     self._show_out_strangers()
             finally:
@@ -205,9 +153,13 @@ class Door:
                     line.socket.close()
                 if self._listener is not None:
                     self._listener.close()
-                self._closed.set()
 
-    def _register(self, selector: selectors.BaseSelector, registered: dict[_Line, int]) -> None:
+    def _is_done(self) -> bool:
+        if self._close_by is None:
+            return False
+        return time.monotonic() >= self._close_by or not any(line.outgoing for line in self._lines)
+
+    def _register(self, selector: selectors.BaseSelector, registered: dict[Line, int]) -> None:
         with self._lock:
             for line in [line for line in registered if line not in self._lines]:
                 del registered[line]
@@ -230,7 +182,7 @@ class Door:
         else:
             self._attend(key.data, events)
 
-    def _attend(self, line: _Line, events: int) -> None:
+    def _attend(self, line: Line, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
                 with self._lock:
@@ -246,17 +198,19 @@ class Door:
             self._drop(line, f"its connection to the door broke ({error.strerror or error})")
         except ProtocolError as error:
             self._drop(line, str(error))
+        if line.refused and not line.outgoing:
+            self._drop(line, "it was refused")
 
     def _answer_knock(self) -> None:
         assert self._listener is not None
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             with self._lock:
-                if sum(line.cluster is None for line in self._lines) >= _MAX_STRANGERS:
+                if sum(line.cluster is None for line in self._lines) >= MAX_STRANGERS:
                     connection.close()
                 else:
                     self._adopt(connection)
-                    self._lines.append(_Line(connection))
+                    self._lines.append(Line(connection))
 
     def _adopt(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -267,51 +221,64 @@ class Door:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 7)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(1000 * self._timeout_s)))
 
     def _show_out_strangers(self) -> None:
-        late = time.monotonic() - _KNOCK_TIMEOUT_S
+        late = time.monotonic() - _STRANGER_S
         with self._lock:
-            self._lines = [
-                line for line in self._lines if line.cluster is not None or line.since > late or line.outgoing
-            ]
+            self._lines = [line for line in self._lines if line.cluster is not None or line.since > late]
 
-    def _message(self, line: _Line, kind: Kind, body: dict[str, Any]) -> None:
+    def _message(self, line: Line, kind: Kind, body: dict[str, Any]) -> None:
+        keeps = self._listener is not None
         if line.cluster is None:
             if kind is not Kind.KNOCK:
                 raise ProtocolError(f"a stranger at the door must KNOCK first, got {kind.name}")
             self._admit(line, body)
-        elif kind is Kind.WELCOME:
-            self._arrived.update(str(name) for name in body.get("arrived", ()))
-        elif kind in (Kind.PORT, Kind.LEAVE, Kind.GONE):
-            if self._listener is not None:
-                body["from"] = line.cluster  # nobody speaks for another
+        elif kind is Kind.WELCOME and not keeps:
+            self._arrived.update(arrivals(body, self.clusters))
+        elif kind in (Kind.PORT, Kind.LEAVE) or (kind is Kind.GONE and not keeps):
+            sender = line.cluster if keeps else body.get("from")  # nobody speaks for another
+            to = body.get("to")
+            if sender not in self.clusters or to not in self.clusters:
+                raise ProtocolError(f"a {kind.name} message must be from one cluster to another, got {sender} to {to}")
             if kind is Kind.LEAVE:
-                self._goodbyes.add(str(body.get("from", line.cluster)))
-            if body.get("to", self.cluster) == self.cluster:
-                self._report(Event(kind, str(body.get("from", line.cluster)), body))
-            elif self._listener is not None:
-                self._route(kind, body)
+                self._goodbyes.add((sender, to))
+            elif kind is Kind.GONE:
+                self._arrived.discard(sender)
+            if to == self.cluster:
+                self._report(Event(kind, sender, body))
+            elif keeps:
+                self._route(kind, {**body, "from": sender})
         else:
             raise ProtocolError(f"cluster {line.cluster!r} sent a {kind.name} message to the door, which expects none")
 
-    def _admit(self, line: _Line, body: dict[str, Any]) -> None:
-        name = body.get("cluster")
-        present = {other.cluster for other in self._lines}
-        reason = None
-        if body.get("protocol") != PROTOCOL_VERSION:
-            reason = f"the run speaks protocol version {PROTOCOL_VERSION}, you speak {body.get('protocol')!r}: install the same release"
-        elif body.get("clusters") != list(self.clusters):
-            reason = (
-                f"cluster {self.cluster!r} has clusters={','.join(self.clusters)!r}, you have {body.get('clusters')!r}"
+    def _admit(self, line: Line, body: dict[str, Any]) -> None:
+        name, clusters, protocol = body.get("cluster"), body.get("clusters"), body.get("protocol")
+        known = name in self.clusters[1:] and all(name != other.cluster for other in self._lines)
+        mismatch = refusal = None
+        if protocol != PROTOCOL_VERSION:
+            mismatch = (
+                f"cluster {self.cluster!r} speaks protocol version {PROTOCOL_VERSION} but cluster {name!r:.80} "
+                f"{protocol!r:.80}: install the same release of paddlenlp-nebula on all clusters"
+            )
+        elif clusters != list(self.clusters):
+            mismatch = (
+                f"cluster {self.cluster!r} has clusters={list(self.clusters)} but cluster {name!r:.80} has "
+                f"clusters={clusters!r:.800}: set the same clusters, in the same order, on all of them"
             )
         elif name not in self.clusters[1:]:
-            reason = f"{name!r} cannot knock: clusters are {', '.join(self.clusters)} and the first one keeps the door"
-        elif name in present:
-            reason = f"cluster {name!r} is already in the run: is it started twice?"
+            refusal = (
+                f"{name!r:.80} cannot knock: clusters are {', '.join(self.clusters)}, and the first keeps the door"
+            )
+        elif not known:
+            refusal = f"cluster {name!r} is already in the run: is it started twice?"
         elif not self._open_to_newcomers:
-            reason = "the run has already started without it: restart all clusters to take it in"
-        if reason is not None:
+            refusal = "the run has already started without it: restart all clusters to take it in"
+        if mismatch and known and self._open_to_newcomers:
+            self._report(Event(Kind.REFUSED, str(name), {"reason": mismatch}))
+        if reason := mismatch or refusal:
             line.send(Kind.REFUSED, {"reason": reason})
+            line.refused = True
             return
         line.cluster = str(name)
         self._arrived.add(line.cluster)
@@ -321,26 +288,25 @@ class Door:
                 other.send(Kind.WELCOME, {"arrived": arrived})
 
     def _route(self, kind: Kind, body: dict[str, Any]) -> None:
-        to = body["to"]
         for line in self._lines:
-            if line.cluster == to or self._listener is None:
+            if line.cluster == body["to"] or self._listener is None:
                 line.send(kind, body)
 
-    def _drop(self, line: _Line, reason: str) -> None:
+    def _drop(self, line: Line, reason: str) -> None:
         with self._lock:
             if line not in self._lines:
                 return
             self._lines.remove(line)
-            if line.cluster is None:
+            gone = line.cluster
+            if gone is None:
                 return
-            self._arrived.discard(line.cluster)
-            if line.cluster in self._goodbyes:
-                return  # a closed connection is what a goodbye leads to
-            if not self._closing:
-                self._report(Event(Kind.GONE, line.cluster, {"reason": reason}))
+            self._arrived.discard(gone)
+            # After a goodbye a closed connection is no news.
+            if (gone, self.cluster) not in self._goodbyes and self._close_by is None:
+                self._report(Event(Kind.GONE, gone, {"reason": reason}))
             for other in self._lines:
-                if self._listener is not None and other.cluster is not None:
-                    other.send(Kind.GONE, {"from": line.cluster, "to": other.cluster, "reason": reason})
+                if self._listener is not None and other.cluster and (gone, other.cluster) not in self._goodbyes:
+                    other.send(Kind.GONE, {"from": gone, "to": other.cluster, "reason": reason})
 
     def _report(self, event: Event) -> None:
         self._events.append(event)
@@ -361,96 +327,13 @@ class Door:
             self._listener.close()
 
 
-def keep_door(
-    where: str, clusters: Sequence[str], *, timeout_s: float, on_event: Callable[[Event], None] | None = None
-) -> Door:
-    """Open the door of the first cluster.
-
-    Args:
-        where: "host:port" to listen on; a host that isn't an address of this machine (a public name
-            behind a router) means all addresses.
-        clusters: all names in order; the first is this cluster.
-        timeout_s: silence after which a TCP peer counts as dead.
-        on_event: see `Door`.
+def arrivals(body: dict[str, Any], clusters: Sequence[str]) -> list[str]:
+    """The clusters that a WELCOME message names.
 
     Raises:
-        NebulaError: the port cannot be listened on.
+        ProtocolError: they are not clusters of the run.
     """
-    host, _, port = where.rpartition(":")
-    last: OSError | None = None
-    for address in (host.strip("[]"), ""):
-        try:
-            listener = socket.create_server(
-                (address, int(port)),
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                backlog=_MAX_STRANGERS,
-            )
-        except OSError as error:
-            last = error
-            continue
-        listener.setblocking(False)
-        return Door(clusters[0], clusters, where, listener=listener, line=None, timeout_s=timeout_s, on_event=on_event)
-    assert last is not None
-    raise NebulaError(
-        f"cluster {clusters[0]!r} must open the run's door at rendezvous={where!r}, but cannot listen there "
-        f"({last.strerror or last}): choose a free port of this machine"
-    )
-
-
-def knock(
-    where: str,
-    cluster: str,
-    clusters: Sequence[str],
-    *,
-    timeout_s: float,
-    on_event: Callable[[Event], None] | None = None,
-    while_waiting: Callable[[], None] = lambda: None,
-) -> Door:
-    """Knock at the first cluster's door until it opens.
-
-    Args:
-        where: "host:port" of the door.
-        cluster: this cluster.
-        clusters: all names in order.
-        timeout_s: how long to keep trying, seconds.
-        on_event: see `Door`.
-        while_waiting: called between attempts.
-
-    Raises:
-        NebulaError: nobody opened in time.
-        HandshakeError: the door refused, with its reason.
-    """
-    host, _, port = where.rpartition(":")
-    deadline = time.monotonic() + timeout_s
-    trouble = "nothing answered"
-    while (left_s := deadline - time.monotonic()) > 0:
-        while_waiting()
-        try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(_KNOCK_TIMEOUT_S, left_s))
-            line, arrived = _introduce(connection, cluster, clusters, where)
-        except (OSError, EOFError) as error:
-            trouble = str(error) or "the connection was closed"
-            time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
-            continue
-        return Door(
-            cluster, clusters, where, listener=None, line=line, arrived=arrived, timeout_s=timeout_s, on_event=on_event
-        )
-    raise NebulaError(
-        f"cluster {cluster!r} looked for cluster {clusters[0]!r} at rendezvous={where!r} for {timeout_s:g} s and did not "
-        f"find it ({trouble}): is it started, and is the port open in its firewall?"
-    )
-
-
-def _introduce(connection: socket.socket, cluster: str, clusters: Sequence[str], where: str) -> tuple[_Line, list[str]]:
-    line = _Line(connection, clusters[0])
-    line.send(Kind.KNOCK, {"cluster": cluster, "clusters": list(clusters), "protocol": PROTOCOL_VERSION})
-    line.flush()
-    while True:
-        line.fill()
-        for kind, body in line.messages():
-            if kind is Kind.REFUSED:
-                connection.close()
-                raise HandshakeError(f"the door at {where} refused cluster {cluster!r}: {body.get('reason')}")
-            if kind is not Kind.WELCOME:
-                raise ProtocolError(f"the door at {where} must answer a knock, got {kind.name}")
-            return line, [str(name) for name in body.get("arrived", ())]
+    names = body.get("arrived")
+    if not isinstance(names, list) or any(name not in clusters for name in names):
+        raise ProtocolError(f"a WELCOME message must name clusters of the run, got {names!r:.80}")
+    return names

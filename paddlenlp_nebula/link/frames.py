@@ -17,7 +17,7 @@ import xxhash
 
 from paddlenlp_nebula.errors import ProtocolError
 
-__all__ = ["HEADER_BYTES", "MAX_PAYLOAD_BYTES", "PROTOCOL_VERSION", "Frame", "Kind", "checksum"]
+__all__ = ["HEADER_BYTES", "MAX_PAYLOAD_BYTES", "NOTE_BYTES", "PROTOCOL_VERSION", "Frame", "Kind", "checksum"]
 
 PROTOCOL_VERSION = 1
 
@@ -43,11 +43,24 @@ class Kind(IntEnum):
     PONG = 12
     PARAMETERS = 13  # initial values, one bucket
     NOTE = 14  # a small JSON object: metrics, agreed numbers
+    WAITING = 15  # "I am alive, and wait for somebody else"
     ROUND = 20  # opens a round: weight, step, digests
     BUCKET = 21
     END = 22  # closes a member's contribution: finite or not
     VOTE = 23  # "I have everything of this round" (three clusters and more)
     EPOCH = 24  # a new member list, proposed after a loss
+    DIGESTS = 25  # a 64-bit hash of each bucket of the parameters
+
+
+_KINDS = frozenset(Kind)
+
+NOTE_BYTES = 64 << 10
+"""Longest small JSON object."""
+
+_LIMITS = dict.fromkeys((Kind.PING, Kind.PONG, Kind.WAITING, Kind.END, Kind.VOTE), 0) | dict.fromkeys(
+    (Kind.KNOCK, Kind.WELCOME, Kind.REFUSED, Kind.PORT, Kind.GONE, Kind.LEAVE, Kind.HELLO, Kind.NOTE, Kind.EPOCH),
+    NOTE_BYTES,
+)
 
 
 def checksum(payload: bytes | bytearray | memoryview) -> int:
@@ -90,7 +103,7 @@ class Frame:
         Args:
             data: at least ``HEADER_BYTES`` bytes.
             sender: who sent it, for the error's sentence.
-            limit: longest acceptable payload, bytes.
+            limit: longest acceptable payload, bytes; some kinds have a stricter one.
 
         Raises:
             ProtocolError: too short, wrong magic, unknown kind, non-zero padding or too long a payload.
@@ -103,8 +116,9 @@ class Frame:
                 f"a frame from {sender} must start with {_MAGIC!r} (protocol version {PROTOCOL_VERSION}), got {magic!r}: "
                 "is something else using this address?"
             )
-        if kind not in Kind.__members__.values():
+        if kind not in _KINDS:
             raise ProtocolError(f"a frame from {sender} has the unknown kind {kind}")
+        limit = min(limit, _LIMITS.get(Kind(kind), limit))
         if length > limit:
             raise ProtocolError(
                 f"a {Kind(kind).name} frame from {sender} announces {length} bytes, the limit is {limit}"

@@ -5,11 +5,13 @@ Any difference is one sentence, the same on every cluster, naming both values.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_nebula.errors import HandshakeError
 from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
+from paddlenlp_nebula.link.gather import all_gather_notes
 from paddlenlp_nebula.link.link import Link
 
 __all__ = ["compare", "shake_hands"]
@@ -40,11 +42,11 @@ def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
         field = key.removeprefix("unique:")
         remedy = _REMEDY.get(field, f"set the same {field} on all clusters")
         if field != key:
-            seen: dict[Any, str] = {}
+            seen: dict[str, str] = {}
             for name in names:
-                value = hellos[name].get(key)
+                value = json.dumps(hellos[name].get(key))
                 if value in seen:
-                    problems.append(f"clusters {seen[value]!r} and {name!r} both have {field}={value!r}: {remedy}")
+                    problems.append(f"clusters {seen[value]!r} and {name!r} both have {field}={value}: {remedy}")
                 seen[value] = name
             continue
         for name in names[1:]:
@@ -68,6 +70,6 @@ def shake_hands(link: Link, hello: Mapping[str, Any]) -> None:
         HandshakeError: on every cluster, with every difference.
         PeerLost: a cluster went away or said nothing in time.
     """
-    hellos = link.all_gather_notes({"protocol": PROTOCOL_VERSION, **hello}, kind=Kind.HELLO)
+    hellos = all_gather_notes(link, {"protocol": PROTOCOL_VERSION, **hello}, kind=Kind.HELLO)
     if problems := compare(hellos):
         raise HandshakeError("the clusters do not train the same thing: " + "; ".join(problems))

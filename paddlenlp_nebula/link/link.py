@@ -1,24 +1,26 @@
 """The link: everything one leader says to and hears from the other clusters.
 
 All waiting happens in here, in one place (`Link._wait`), with a deadline that every byte from the
-awaited peer renews. Everything above speaks in messages to *members*: the clusters of the current
+awaited peer renews. Whoever waits for one peer shows the others that it is alive, so that the silence
+of one is not taken for the silence of all who wait for it. Everything above speaks in messages to *members*: the clusters of the current
 epoch, in the configured order, which is also the order of every reduction.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paddlenlp_nebula.errors import ChannelLost, PeerLost, ProtocolError
+from paddlenlp_nebula.errors import ChannelLost, NebulaError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.deadlines import Deadline
+from paddlenlp_nebula.link.departures import Departures
 from paddlenlp_nebula.link.door import Door
 from paddlenlp_nebula.link.frames import HEADER_BYTES, Frame, Kind, checksum
+from paddlenlp_nebula.link.notes import pack_note, parse_note
 from paddlenlp_nebula.link.stream import Message, Stream
 from paddlenlp_nebula.transport.channel import Channel
 
@@ -26,11 +28,17 @@ __all__ = ["EpochProposed", "Link"]
 
 _SELECT_S = 0.2  # how often a wait looks up although nothing happened
 _POLL_S = 0.0002  # the same for a transport that cannot wake us
-_NOTE_BYTES = 64 << 10
 
 
-class EpochProposed(Exception):
-    """A member proposes a new member list: the current exchange is void."""
+class EpochProposed(NebulaError):
+    """A member proposes a new member list: the current exchange is void.
+
+    Args:
+        peer: the member that proposes.
+    """
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(f"cluster {peer!r} has lost another cluster while all were starting: start them again")
 
 
 class Link:
@@ -72,7 +80,8 @@ class Link:
         self.on_wait: Callable[[], None] = lambda: None
         self._door = door
         self._streams = {name: Stream(channel) for name, channel in channels.items()}
-        self._departed: dict[str, PeerLost] = {}
+        self._departures = Departures()
+        self._unheard = Deadline(timeout_s / 4)  # since the peers have last heard from us
         self._pongs: Counter[str] = Counter()
         self._closed = False
 
@@ -99,6 +108,8 @@ class Link:
         """
         view = memoryview(payload).cast("B")
         frame = Frame(kind, len(view), self.epoch, round, part, flags, checksum(view))
+        if to is None:
+            self._unheard.renew()
         for peer in self.peers if to is None else to:
             if peer in self._streams:
                 self._streams[peer].push(frame, view)
@@ -125,7 +136,7 @@ class Link:
                     deadline.renew()
                 if not stream.idle():
                     self._check(peer, deadline, "took nothing")
-                    self._wait(deadline)
+                    self._wait(deadline, peer)
 
     # Receiving
 
@@ -144,89 +155,37 @@ class Link:
         The message's payload is valid inside the ``with`` block.
 
         Raises:
-            PeerLost: the peer is gone, or silent for ``timeout_s``.
-            ProtocolError: it sent something else.
+            PeerLost: the peer is gone, silent for ``timeout_s``, or sent what does not parse: a
+                ProtocolError inside the ``with`` block becomes this.
+            NebulaError: it sent a proper message of another exchange: the clusters do different things.
             EpochProposed: it proposes a new member list instead.
         """
         message = self._await(peer, while_waiting)
         frame = message.frame
-        if frame.kind is Kind.EPOCH and kind is not Kind.EPOCH:
-            raise EpochProposed
-        if (frame.kind, frame.round, frame.part) != (kind, round, part):
-            raise ProtocolError(
-                f"cluster {self.cluster!r} expected {kind.name} (round {round}, part {part}) from cluster {peer!r}, "
-                f"got {frame.kind.name} (round {frame.round}, part {frame.part}): do both run the same release and "
-                "the same script?"
-            )
-        try:
+        if frame.kind is Kind.EPOCH:
+            raise EpochProposed(peer)
+        with self._consuming(peer):
+            if (frame.kind, frame.round, frame.part) != (kind, round, part):
+                raise NebulaError(
+                    f"cluster {self.cluster!r} expected {kind.name} (round {round}, part {part}) from cluster {peer!r}, "
+                    f"got {frame.kind.name} (round {frame.round}, part {frame.part}): do both run the same release and "
+                    "the same script?"
+                )
             yield message
-        finally:
-            self._consume(peer)
 
-    def receive_epoch(self, peer: str) -> dict[str, Any]:
-        """The peer's next proposal of a member list; what it sent before that is void and skipped.
+    @contextlib.contextmanager
+    def receive_epoch(self, peer: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The peer's next proposal of a member list, and the epoch it works under.
+
+        What it sent before that is void and skipped.
 
         Raises:
-            PeerLost: the peer is gone, or silent for ``timeout_s``.
+            PeerLost: as for `receive`.
         """
-        while True:
-            message = self._await(peer)
-            try:
-                if message.frame.kind is Kind.EPOCH:
-                    return _parse_note(message, peer)
-            finally:
-                self._consume(peer)
-
-    def all_gather(
-        self, kind: Kind, round: int, parts: int, produce: Callable[[int], memoryview]
-    ) -> Iterator[tuple[int, str, memoryview]]:
-        """Exchange ``parts`` messages with every member, pipelined.
-
-        Args:
-            kind: kind of the messages.
-            round: exchange number.
-            parts: how many messages each member sends.
-            produce: called with 0, 1, ... as soon as there is room for the part, well before it is
-                yielded; the buffer it returns must stay as it is until that part has been yielded.
-
-        Yields:
-            (part, member, payload) for each part in turn, and within it for each member in order,
-            this cluster included. The payload is valid until the next iteration.
-        """
-        own: dict[int, memoryview] = {}
-        posted = 0
-
-        def fill() -> None:
-            nonlocal posted
-            while posted < parts and (not own or self.room_for(len(own[posted - 1]))):
-                own[posted] = produce(posted)
-                self.post(kind, own[posted], round=round, part=posted)
-                posted += 1
-
-        for part in range(parts):
-            fill()
-            for member in self.members:
-                if member == self.cluster:
-                    yield part, member, own[part]
-                else:
-                    with self.receive(member, kind, round=round, part=part, while_waiting=fill) as message:
-                        yield part, member, message.payload
-            del own[part]
-
-    def all_gather_notes(self, note: Mapping[str, Any], *, round: int = 0, kind: Kind = Kind.NOTE) -> dict[str, Any]:
-        """Exchange one small JSON object with every member; returns member -> object, in order."""
-        payload = json.dumps(note).encode()
-        if len(payload) > _NOTE_BYTES:
-            raise ProtocolError(f"a note must be at most {_NOTE_BYTES} bytes of JSON, got {len(payload)}")
-        self.post(kind, payload, round=round)
-        notes: dict[str, Any] = {}
-        for member in self.members:
-            if member == self.cluster:
-                notes[member] = json.loads(payload)
-                continue
-            with self.receive(member, kind, round=round) as message:
-                notes[member] = _parse_note(message, member)
-        return notes
+        while (message := self._await(peer)).frame.kind is not Kind.EPOCH:
+            self._consume(peer)
+        with self._consuming(peer):
+            yield message.frame.epoch, _note(message, peer)
 
     def measure_rtt(self, times: int = 3) -> None:
         """Fill ``rtt_s`` with the shortest of a few round trips to each peer, seconds."""
@@ -240,17 +199,25 @@ class Link:
                     if self._next(peer) is not None:
                         return  # it is already further than this: what has been measured must do
                     self._check(peer, deadline, "sent nothing")
-                    self._wait(deadline)
+                    self._wait(deadline, peer)
                 taken = time.perf_counter() - start
                 self.rtt_s[peer] = min(taken, self.rtt_s.get(peer, taken))
 
     def departures(self) -> dict[str, PeerLost]:
         """Members that have said goodbye or died, as far as is known without waiting."""
         self._pump()
-        return {peer: lost for peer, lost in self._departed.items() if peer in self.members}
+        return {peer: self._departures[peer] for peer in self.peers if peer in self._departures}
 
-    def drop(self, peer: str) -> None:
-        """Take a peer out of the members and free what belongs to it."""
+    def losses(self) -> dict[str, PeerLost]:
+        """The clusters that are no longer members, and why."""
+        return {peer: self._departures[peer] for peer in self._departures if peer not in self.members}
+
+    def drop(self, loss: PeerLost) -> None:
+        """Take a peer out of the members and free what belongs to it; tell it why, in case it is still there."""
+        peer = loss.peer
+        self._departures.ended(peer, loss.reason, deliberate=loss.deliberate)
+        if not loss.deliberate:
+            self._say_goodbye(f"it goes on without this cluster: {loss.reason}", deliberate=False, to=[peer])
         self.members = tuple(name for name in self.members if name != peer)
         if (stream := self._streams.pop(peer, None)) is not None:
             stream.channel.close()
@@ -265,25 +232,20 @@ class Link:
         """
         if self._closed:
             return
-        body = json.dumps({"reason": reason[:2000], "deliberate": deliberate}).encode()
-        self.post(Kind.LEAVE, body)
-        if not deliberate:
-            self._tell_at_the_door(reason, deliberate=False)
+        self._say_goodbye(reason, deliberate=deliberate, at_the_door=not deliberate)
         deadline = Deadline(linger_s)
-        with contextlib.suppress(ProtocolError, EpochProposed):
-            while not deadline.passed():
-                self._pump()
-                for peer in self.peers:  # whatever they still say does not matter any more
-                    while self._next(peer) is not None:
-                        self._consume(peer)
-                waiting = [peer for peer in self.peers if peer not in self._departed]
-                if not deliberate:
-                    waiting = [peer for peer in waiting if not self._streams[peer].idle()]
-                if not waiting:
-                    break
-                self._wait(deadline)
+        while not deadline.passed():
+            for peer in self.peers:  # whatever they still say does not matter any more
+                while self._next(peer) is not None:
+                    self._consume(peer)
+            waiting = [peer for peer in self.peers if peer not in self._departures]
+            if not deliberate:
+                waiting = [peer for peer in waiting if not self._streams[peer].idle()]
+            if not waiting:
+                break
+            self._wait(deadline)
         if deliberate:  # only now: by this way it would overtake what is still in flight
-            self._tell_at_the_door(reason, deliberate=True)
+            self._say_goodbye(reason, deliberate=True, in_the_channel=False)
         self.close()
 
     def close(self) -> None:
@@ -298,10 +260,21 @@ class Link:
 
     # Inside
 
-    def _tell_at_the_door(self, reason: str, *, deliberate: bool) -> None:
-        if self._door is not None:
-            for peer in self.peers:
-                self._door.send(Kind.LEAVE, peer, {"reason": reason[:2000], "deliberate": deliberate})
+    def _say_goodbye(
+        self,
+        reason: str,
+        *,
+        deliberate: bool,
+        to: Sequence[str] | None = None,
+        in_the_channel: bool = True,
+        at_the_door: bool = True,
+    ) -> None:
+        body = {"reason": reason[:2000], "deliberate": deliberate}
+        if in_the_channel:
+            self.post(Kind.LEAVE, pack_note(body), to=to)
+        if at_the_door and self._door is not None:
+            for peer in self.peers if to is None else to:
+                self._door.send(Kind.LEAVE, peer, body)
 
     def _await(self, peer: str, while_waiting: Callable[[], None] = lambda: None) -> Message:
         deadline = Deadline(self.timeout_s)
@@ -313,26 +286,14 @@ class Link:
                 heard = stream.channel.bytes_received
                 deadline.renew()
             self._check(peer, deadline, "sent nothing")
-            self._wait(deadline)
+            self._wait(deadline, peer)
         return message
 
     def _next(self, peer: str) -> Message | None:
-        """The peer's oldest message of this epoch, after dealing with pings and goodbyes."""
+        """The peer's oldest message that is for somebody above."""
         self._pump()
         stream = self._streams.get(peer)
-        while stream is not None and (message := stream.message()) is not None:
-            kind = message.frame.kind
-            if kind is Kind.PING:
-                self.post(Kind.PONG, to=[peer])
-            elif kind is Kind.PONG:
-                self._pongs[peer] += 1
-            elif kind is Kind.LEAVE:
-                self._depart(peer, _parse_note(message, peer))
-            elif message.frame.epoch >= self.epoch or kind is Kind.EPOCH:
-                return message
-            self._consume(peer)
-            self._pump()
-        return None
+        return None if stream is None else stream.message()
 
     def _consume(self, peer: str) -> None:
         stream = self._streams.get(peer)
@@ -340,44 +301,78 @@ class Link:
             self.bytes_received[message.frame.kind.name] += HEADER_BYTES + message.frame.length
             stream.consume()
 
+    @contextlib.contextmanager
+    def _consuming(self, peer: str) -> Iterator[None]:
+        """Around the use of a peer's message: it is consumed, and a fault in it is the peer's end."""
+        try:
+            yield
+        except ProtocolError as error:
+            raise self._violated(peer, error) from error
+        finally:
+            self._consume(peer)
+
+    def _violated(self, peer: str, error: ProtocolError) -> PeerLost:
+        self._departures.ended(peer, str(error))
+        return self._departures[peer]
+
     def _pump(self) -> None:
-        for peer, stream in self._streams.items():
-            if peer in self._departed and stream.message() is None:
-                with contextlib.suppress(ChannelLost):
-                    stream.pump()
-                continue
-            try:
-                stream.pump()
-            except ChannelLost as lost:
-                self._departed[peer] = PeerLost(peer, lost.reason)
-            except ProtocolError as error:
-                self._departed[peer] = PeerLost(peer, str(error))
+        """Move bytes both ways, and deal with all messages that are for the link itself."""
         if self._door is not None:
             for event in self._door.events():
-                if event.kind in (Kind.GONE, Kind.LEAVE):
-                    self._depart(event.cluster, event.body)
+                reason = str(event.body.get("reason"))
+                if event.kind is Kind.LEAVE:
+                    deliberate = bool(event.body.get("deliberate"))
+                    self._departures.said_goodbye(event.cluster, reason, deliberate=deliberate, at_the_door=True)
+                elif event.kind is Kind.GONE:
+                    self._departures.reported(event.cluster, reason)
+        for peer, stream in self._streams.items():
+            try:
+                stream.pump()
+                while (message := stream.message()) is not None and self._is_ours(peer, message):
+                    self._consume(peer)
+                    stream.pump()
+            except ChannelLost as lost:
+                self._departures.ended(peer, lost.reason)
+            except ProtocolError as error:
+                self._departures.ended(peer, str(error))
+                stream.consume()
+                stream.channel.close()  # what follows cannot be told apart
 
-    def _depart(self, peer: str, body: Mapping[str, Any]) -> None:
-        lost = PeerLost(peer, str(body.get("reason")), deliberate=bool(body.get("deliberate")))
-        self._departed.setdefault(peer, lost)
+    def _is_ours(self, peer: str, message: Message) -> bool:
+        """Deal with a ping, a goodbye or a void message; False for one that is for somebody above."""
+        frame = message.frame
+        if frame.kind is Kind.PING:
+            self.post(Kind.PONG, to=[peer])
+        elif frame.kind is Kind.PONG:
+            self._pongs[peer] += 1
+        elif frame.kind is Kind.LEAVE:
+            note = _note(message, peer)
+            self._departures.said_goodbye(peer, str(note.get("reason")), deliberate=bool(note.get("deliberate")))
+        elif frame.kind is not Kind.WAITING:
+            return frame.kind is not Kind.EPOCH and frame.epoch < self.epoch
+        return True
 
     def _check(self, peer: str, deadline: Deadline, did: str) -> None:
-        if peer in self._departed:
-            raise self._departed[peer]
+        if (lost := self._departures.final(peer)) is not None:
+            raise lost
         if peer not in self._streams:
             raise PeerLost(peer, "it is not connected")
         if deadline.passed():
-            self._departed[peer] = PeerLost(
+            self._departures.ended(
                 peer, f"it {did} for {deadline.timeout_s:g} s (sync_timeout_s) although its connection is open"
             )
-            raise self._departed[peer]
+            raise self._departures[peer]
 
-    def _wait(self, deadline: Deadline) -> None:
+    def _wait(self, deadline: Deadline, awaited: str | None = None) -> None:
+        """Sleep until something may have happened; ``awaited`` is the peer that keeps us waiting."""
+        if self._unheard.passed():
+            self._unheard.renew()
+            self.post(Kind.WAITING, to=[peer for peer in self.peers if peer != awaited])
         start = time.perf_counter()
-        descriptors = [
-            descriptor for stream in self._streams.values() if (descriptor := stream.channel.fileno()) is not None
-        ]
-        if len(descriptors) < len(self._streams):
+        # The descriptor of a channel that has ended stays readable, and would keep us awake.
+        channels = [stream.channel for peer, stream in self._streams.items() if self._departures.final(peer) is None]
+        descriptors = [descriptor for channel in channels if (descriptor := channel.fileno()) is not None]
+        if len(descriptors) < len(channels):
             time.sleep(_POLL_S)
         else:
             if self._door is not None:
@@ -390,16 +385,5 @@ class Link:
         self.on_wait()
 
 
-def _parse_note(message: Message, sender: str) -> dict[str, Any]:
-    kind = message.frame.kind.name
-    if message.frame.length > _NOTE_BYTES:
-        raise ProtocolError(
-            f"a {kind} message from cluster {sender!r} must be at most {_NOTE_BYTES} bytes, got {message.frame.length}"
-        )
-    try:
-        note = json.loads(bytes(message.payload))
-    except ValueError as error:
-        raise ProtocolError(f"a {kind} message from cluster {sender!r} must be JSON, got something else") from error
-    if not isinstance(note, dict):
-        raise ProtocolError(f"a {kind} message from cluster {sender!r} must be a JSON object, got {note!r:.80}")
-    return note
+def _note(message: Message, peer: str) -> dict[str, Any]:
+    return parse_note(message.payload, message.frame.kind.name, f"cluster {peer!r}")

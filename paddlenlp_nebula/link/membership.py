@@ -7,13 +7,14 @@ the configured order being kept. It is settled when every remaining member propo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from paddlenlp_nebula.errors import NebulaError, PeerLost
+from paddlenlp_nebula.errors import NebulaError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import EpochProposed, Link
+from paddlenlp_nebula.link.notes import pack_note
 
 __all__ = ["Party", "agree_on_members", "compatible"]
 
@@ -63,6 +64,7 @@ class Party:
                 result = attempt(number)
                 complete = True
                 self._vote(number)
+                self.link.flush()  # nobody may wait for our last word while we compute
                 break
             except EpochProposed:
                 pass
@@ -92,7 +94,7 @@ class Party:
     def _lose(self, loss: PeerLost) -> None:
         if loss.peer not in self.link.members:
             return
-        self.link.drop(loss.peer)
+        self.link.drop(loss)
         if loss.deliberate:
             self.ended = self.ended or f"cluster {loss.peer!r} ended training: {loss.reason}"
             self._report(self.ended)
@@ -135,31 +137,72 @@ def agree_on_members(link: Link, committed: int, lose: Callable[[PeerLost], None
         The last exchange that any member has applied. A member applies one only after everybody
         voted to have everything of it, so whoever finds itself behind can apply its own result.
     """
-    reach: dict[str, tuple[str, ...]] = {}
+    heard: dict[str, _Proposal] = {}
     latest = committed
     proposal = link.members
-    _propose(link, committed)
-    while unsettled := [peer for peer in link.peers if reach.get(peer) != proposal]:
+    _propose(link, latest)
+    while unsettled := [peer for peer in link.peers if peer not in heard or heard[peer].members != proposal]:
         peer = unsettled[0]
         try:
-            note = link.receive_epoch(peer)
+            with link.receive_epoch(peer) as (epoch, note):
+                heard[peer] = theirs = _Proposal.parse(note, epoch, peer, link, committed)
         except PeerLost as loss:
             lose(loss)
         else:
-            reach[peer] = tuple(str(name) for name in note.get("members", ()))
-            latest = max(latest, int(note.get("committed", 0)))
+            latest = max(latest, theirs.committed)
+            if link.cluster not in theirs.members:
+                lose(PeerLost(peer, "it goes on without this cluster"))
+        reach = {name: theirs.members for name, theirs in heard.items() if name in link.members}
         wanted = compatible(link.members, {**reach, link.cluster: link.members})
-        if link.cluster not in wanted:
-            wanted = (link.cluster,)
         for name in link.members:
             if name not in wanted:
-                lose(PeerLost(name, "other members cannot reach it"))
+                lose(_second_hand(name, heard))
         if link.members != proposal:
             proposal = link.members
-            _propose(link, committed)
-    link.epoch += 1
+            _propose(link, latest)
+    # The proposals that settle it are the same for everybody, and so is what is concluded from them.
+    link.epoch = 1 + max([link.epoch, *(heard[peer].epoch for peer in link.peers)])
     return latest
 
 
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """What a peer proposes: the members it can reach, its epoch, the last exchange applied, and whom it has lost."""
+
+    members: tuple[str, ...]
+    epoch: int
+    committed: int
+    lost: dict[str, PeerLost]
+
+    @classmethod
+    def parse(cls, note: Mapping[str, Any], epoch: int, peer: str, link: Link, committed: int) -> _Proposal:
+        members, theirs = note.get("members"), note.get("committed")
+        if not isinstance(members, list) or any(name not in link.clusters for name in members) or peer not in members:
+            raise ProtocolError(
+                f"the members that cluster {peer!r} proposes must be clusters of this run, got {members}"
+            )
+        if not isinstance(theirs, int) or abs(theirs - committed) > 1:
+            raise ProtocolError(
+                f"cluster {peer!r} cannot have completed exchange {theirs!r} when this one has {committed}"
+            )
+        if epoch > link.epoch + len(link.clusters):
+            raise ProtocolError(f"cluster {peer!r} cannot be in epoch {epoch} when this one is in {link.epoch}")
+        try:
+            lost = {str(name): PeerLost(name, str(why), deliberate=bool(done)) for name, why, done in note["lost"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"cluster {peer!r} must say whom it has lost, got {note.get('lost')!r:.80}") from error
+        return cls(tuple(members), epoch, theirs, lost)
+
+
 def _propose(link: Link, committed: int) -> None:
-    link.post(Kind.EPOCH, json.dumps({"members": link.members, "committed": committed}).encode())
+    lost = [(loss.peer, loss.reason[:500], loss.deliberate) for loss in link.losses().values()]
+    link.post(Kind.EPOCH, pack_note({"members": link.members, "committed": committed, "lost": lost}))
+
+
+def _second_hand(name: str, heard: Mapping[str, _Proposal]) -> PeerLost:
+    """The loss of a member that this cluster could still reach, in the words of whoever cannot."""
+    for peer, theirs in heard.items():
+        if name in theirs.lost:
+            loss = theirs.lost[name]
+            return PeerLost(name, f"{loss.reason} (says cluster {peer!r})", deliberate=loss.deliberate)
+    return PeerLost(name, "it cannot reach all others")

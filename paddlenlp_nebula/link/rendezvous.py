@@ -5,9 +5,10 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Sequence
 
-from paddlenlp_nebula.errors import NebulaError, PeerLost
+from paddlenlp_nebula.errors import HandshakeError, NebulaError, PeerLost
 from paddlenlp_nebula.link.deadlines import Deadline
-from paddlenlp_nebula.link.door import Door, Event, keep_door, knock
+from paddlenlp_nebula.link.door import Door, Event
+from paddlenlp_nebula.link.entrance import keep_door, knock
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.transport.channel import Channel
@@ -38,7 +39,7 @@ def open_link(
 
     Raises:
         NebulaError: a cluster did not come in time; says who is missing and where it was looked for.
-        HandshakeError: the door refused this cluster.
+        HandshakeError: the door refused this cluster, or (on the first one) another because they do not fit together.
     """
     others = [name for name in clusters if name != cluster]
     channels: dict[str, Channel] = {}
@@ -61,7 +62,9 @@ def open_link(
             door = knock(rendezvous, cluster, clusters, timeout_s=timeout_s, on_event=on_event, while_waiting=on_wait)
         try:
             channels.update(_couriers(door, cluster, clusters, deadline, on_wait))
-        except BaseException:
+        except BaseException as error:
+            for name in others:
+                door.send(Kind.LEAVE, name, {"reason": f"{type(error).__name__}: {error}"[:2000], "deliberate": False})
             door.close()
             raise
         door.begin()
@@ -99,6 +102,8 @@ def _couriers(
             for event in door.events():
                 if event.kind is Kind.PORT and event.cluster in couriers and event.cluster not in accepting:
                     couriers[event.cluster].connect(str(event.body.get("port")), deadline.remaining_s())
+                elif event.kind is Kind.REFUSED:
+                    raise HandshakeError(f"the clusters do not fit together: {event.body.get('reason')}")
                 elif event.kind in (Kind.GONE, Kind.LEAVE):
                     raise PeerLost(event.cluster, f"while the clusters were meeting: {event.body.get('reason')}")
             if deadline.passed():

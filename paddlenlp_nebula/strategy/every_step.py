@@ -15,8 +15,9 @@ import numpy as np
 
 from paddlenlp_nebula.buckets import Bucket, cut, digests, gather
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector
-from paddlenlp_nebula.errors import NebulaError, ProtocolError
+from paddlenlp_nebula.errors import NebulaError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.frames import Kind, checksum
+from paddlenlp_nebula.link.gather import all_gather
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.selection import Selection
@@ -144,9 +145,16 @@ class EveryStep:
     def compare_final(self) -> None:
         """Compare the parameters once more, after the last step."""
 
+        layout = struct.Struct(f"!{len(self.digests)}Q")
+        own = memoryview(layout.pack(*self.digests))
+
         def gather_digests(number: int) -> dict[str, tuple[int, ...]]:
-            notes = self.party.link.all_gather_notes({"digests": [f"{d:016x}" for d in self.digests]}, round=number)
-            return {member: tuple(int(d, 16) for d in note["digests"]) for member, note in notes.items()}
+            found = {}
+            for _, member, payload in all_gather(self.party.link, Kind.DIGESTS, number, 1, lambda part: own):
+                if len(payload) != layout.size:
+                    raise PeerLost(member, f"its DIGESTS must be {layout.size} bytes, got {len(payload)}")
+                found[member] = layout.unpack(payload)
+            return found
 
         self.compare_digests(self.party.together(gather_digests), "at the end")
 
@@ -165,9 +173,12 @@ class EveryStep:
         values = np.zeros(self._selection.numel, dtype=np.float32)
         scratch = np.empty(self._buckets[0].numel, dtype=np.float32)
         produce = self._producer(contribution, faults)
-        for part, member, payload in link.all_gather(Kind.BUCKET, number, len(self._buckets), produce):
+        for part, member, payload in all_gather(link, Kind.BUCKET, number, len(self._buckets), produce):
             bucket = self._buckets[part]
-            decoded = self._codec.decode(payload, bucket.numel)
+            try:
+                decoded = self._codec.decode(payload, bucket.numel)
+            except ProtocolError as error:
+                raise PeerLost(member, f"its bucket {part} does not decode: {error}") from error
             target = values[bucket.start : bucket.stop]
             if member == link.members[0]:
                 np.multiply(decoded, share[member], out=target)

@@ -1,0 +1,115 @@
+"""Coming to the door: opening it on the first cluster, knocking at it from the others."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
+from paddlenlp_nebula.link.door import MAX_STRANGERS, Door, Event, arrivals
+from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
+from paddlenlp_nebula.link.line import Line
+
+__all__ = ["keep_door", "knock"]
+
+_KNOCK_TIMEOUT_S = 5.0
+_RETRY_S = 0.3
+
+
+def keep_door(
+    where: str, clusters: Sequence[str], *, timeout_s: float, on_event: Callable[[Event], None] | None = None
+) -> Door:
+    """Open the door of the first cluster.
+
+    Args:
+        where: "host:port" to listen on; a host that isn't an address of this machine (a public name
+            behind a router) means all addresses.
+        clusters: all names in order; the first is this cluster.
+        timeout_s: silence after which a TCP peer counts as dead.
+        on_event: see `Door`.
+
+    Raises:
+        NebulaError: the port cannot be listened on.
+    """
+    host, _, port = where.rpartition(":")
+    last: OSError | None = None
+    for address in (host.strip("[]"), ""):
+        try:
+            listener = socket.create_server(
+                (address, int(port)),
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                backlog=MAX_STRANGERS,
+            )
+        except OSError as error:
+            last = error
+            continue
+        listener.setblocking(False)
+        return Door(clusters[0], clusters, where, listener=listener, line=None, timeout_s=timeout_s, on_event=on_event)
+    assert last is not None
+    raise NebulaError(
+        f"cluster {clusters[0]!r} must open the run's door at rendezvous={where!r}, but cannot listen there "
+        f"({last.strerror or last}): choose a free port of this machine"
+    )
+
+
+def knock(
+    where: str,
+    cluster: str,
+    clusters: Sequence[str],
+    *,
+    timeout_s: float,
+    on_event: Callable[[Event], None] | None = None,
+    while_waiting: Callable[[], None] = lambda: None,
+) -> Door:
+    """Knock at the first cluster's door until it opens.
+
+    Args:
+        where: "host:port" of the door.
+        cluster: this cluster.
+        clusters: all names in order.
+        timeout_s: how long to keep trying, seconds.
+        on_event: see `Door`.
+        while_waiting: called between attempts.
+
+    Raises:
+        NebulaError: nobody opened in time.
+        HandshakeError: the door refused, with its reason.
+    """
+    host, _, port = where.rpartition(":")
+    deadline = time.monotonic() + timeout_s
+    trouble = "nothing answered"
+    while (left_s := deadline - time.monotonic()) > 0:
+        while_waiting()
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(_KNOCK_TIMEOUT_S, left_s))
+            line, arrived = _introduce(connection, cluster, clusters, where)
+        except (OSError, EOFError) as error:
+            trouble = str(error) or "the connection was closed"
+            time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
+            continue
+        return Door(
+            cluster, clusters, where, listener=None, line=line, arrived=arrived, timeout_s=timeout_s, on_event=on_event
+        )
+    raise NebulaError(
+        f"cluster {cluster!r} looked for cluster {clusters[0]!r} at rendezvous={where!r} for {timeout_s:g} s and did not "
+        f"find it ({trouble}): is it started, and is the port open in its firewall?"
+    )
+
+
+def _introduce(connection: socket.socket, cluster: str, clusters: Sequence[str], where: str) -> tuple[Line, list[str]]:
+    line = Line(connection, clusters[0])
+    try:
+        line.send(Kind.KNOCK, {"cluster": cluster, "clusters": list(clusters), "protocol": PROTOCOL_VERSION})
+        line.flush()
+        while (message := next(line.messages(), None)) is None:
+            line.fill()
+        kind, body = message
+        if kind is Kind.REFUSED:
+            raise HandshakeError(f"the door at {where} refused cluster {cluster!r}: {body.get('reason')}")
+        if kind is not Kind.WELCOME:
+            raise ProtocolError(f"the door at {where} must answer a knock, got {kind.name}")
+        return line, arrivals(body, clusters)
+    except BaseException:
+        connection.close()
+        raise

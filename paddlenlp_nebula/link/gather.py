@@ -1,0 +1,69 @@
+"""All-gathers: every member gives something of one kind, and gets what all the others give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from paddlenlp_nebula.link.frames import NOTE_BYTES, Kind
+from paddlenlp_nebula.link.link import Link
+from paddlenlp_nebula.link.notes import pack_note, parse_note
+
+__all__ = ["all_gather", "all_gather_notes"]
+
+
+def all_gather(
+    link: Link, kind: Kind, round: int, parts: int, produce: Callable[[int], memoryview]
+) -> Iterator[tuple[int, str, memoryview]]:
+    """Exchange ``parts`` messages with every member, pipelined.
+
+    Args:
+        link: the link to the peers.
+        kind: kind of the messages.
+        round: exchange number.
+        parts: how many messages each member sends.
+        produce: called with 0, 1, ... as soon as there is room for the part, well before it is
+            yielded; the buffer it returns must stay as it is until that part has been yielded.
+
+    Yields:
+        (part, member, payload) for each part in turn, and within it for each member in order,
+        this cluster included. The payload is valid until the next iteration.
+    """
+    own: dict[int, memoryview] = {}
+    posted = 0
+
+    def fill() -> None:
+        nonlocal posted
+        while posted < parts and (not own or link.room_for(len(own[posted - 1]))):
+            own[posted] = produce(posted)
+            link.post(kind, own[posted], round=round, part=posted)
+            posted += 1
+
+    for part in range(parts):
+        fill()
+        for member in link.members:
+            if member == link.cluster:
+                yield part, member, own[part]
+            else:
+                with link.receive(member, kind, round=round, part=part, while_waiting=fill) as message:
+                    yield part, member, message.payload
+        del own[part]
+
+
+def all_gather_notes(
+    link: Link, note: Mapping[str, Any], *, round: int = 0, kind: Kind = Kind.NOTE
+) -> dict[str, dict[str, Any]]:
+    """Exchange one small JSON object with every member; returns member -> object, in order."""
+    payload = pack_note(note)
+    if len(payload) > NOTE_BYTES:
+        raise ValueError(f"a note must be at most {NOTE_BYTES} bytes of JSON, got {len(payload)}")
+    link.post(kind, payload, round=round)
+    notes = {}
+    for member in link.members:
+        sender = f"cluster {member!r}"
+        if member == link.cluster:
+            notes[member] = parse_note(payload, kind.name, sender)
+        else:
+            with link.receive(member, kind, round=round) as message:
+                notes[member] = parse_note(message.payload, kind.name, sender)
+    return notes
