@@ -17,10 +17,12 @@ killed owner left is swept when the next one starts.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,11 +34,12 @@ from typing import IO, Any
 
 import psutil
 
-__all__ = ["Counters", "Site", "WideArea", "available", "wide_area"]
+__all__ = ["Counters", "Site", "WideArea", "available", "enter", "wide_area"]
 
 _PREFIX = "nebula-wan"
 _NAMESPACES = Path("/run/netns")
 _DEVICE = "wan"  # the site's own end
+_CLONE_NEWUTS, _CLONE_NEWNET = 0x04000000, 0x40000000
 _ENTER = 'hostname "$0" && exec "$@"'
 _made = 0
 
@@ -70,6 +73,11 @@ class Site:
         inside = ["unshare", "--uts", "sh", "-c", _ENTER, self.name, *argv]
         return ["ip", "netns", "exec", self.namespace, *inside]
 
+    @property
+    def place(self) -> dict[str, str]:
+        """The arguments of `enter`, for a process that moves here by itself."""
+        return {"name": self.name, "namespace": self.namespace}
+
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a program here; ``options`` as for `subprocess.Popen`."""
         return subprocess.Popen(self.command(argv), **options)
@@ -101,6 +109,16 @@ class WideArea:
     def restore(self) -> None:
         """Mend every cut."""
         self._hub.restore(self.sites)
+
+
+def enter(name: str, namespace: str) -> None:
+    """Move this thread, and what it will start, to a site (after a fork that is the whole process)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    there = os.open(_NAMESPACES / namespace, os.O_RDONLY)
+    if libc.setns(there, _CLONE_NEWNET) != 0 or libc.unshare(_CLONE_NEWUTS) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot move to the site {name!r}")
+    os.close(there)
+    socket.sethostname(name)
 
 
 def available(*, delay: bool = False) -> str | None:
