@@ -12,7 +12,7 @@ _CASES = {
     "mlp-dropout": {"model": "mlp-dropout", "items": 40, "nebula": {"sync_data": "shard"}, "train": _SAVING},
     "lora": {
         "model": "lora",
-        "items": 40,
+        "items": 64,
         "nebula": {"sync_data": "shard", "sync_parameters": "adapters", "sync_codec": "bf16"},
         "train": {**_SAVING, "gradient_accumulation_steps": 2},
     },
@@ -23,7 +23,8 @@ _CASES = {
 def folder(request, tmp_path_factory):
     """The uninterrupted runs, the killed ones and the resumed ones."""
     folder = tmp_path_factory.mktemp(f"resume{request.param}")
-    whole = [{"name": f"{name}-whole", **case} for name, case in _CASES.items()]
+    cases = _CASES if request.param == 1 else {"mlp-dropout": _CASES["mlp-dropout"]}
+    whole = [{"name": f"{name}-whole", **case} for name, case in cases.items()]
     resumed = [
         {"name": f"{name}-resumed", "output": f"{name}-killed", "resume": 3, **case} for name, case in _CASES.items()
     ]
@@ -44,16 +45,21 @@ def folder(request, tmp_path_factory):
         },
     ]
     apart[0]["train"] = {**_SAVING, "max_steps": 8}
-    run_clusters(whole, folder, processes=request.param)
-    for name, case in _CASES.items():
+    for spec in whole:
+        run_clusters([spec], folder, processes=request.param)
+    for name, case in cases.items():
         killed = {"name": f"{name}-killed", "kill_at": 4, **case}
         run_clusters([killed], folder, processes=request.param)
-    run_clusters([*resumed, *apart] if request.param == 1 else resumed, folder, processes=request.param)
+    # Paddle names optimizer state after a counter of layers, so a resumed model is its process' first.
+    for spec in [*resumed, *apart] if request.param == 1 else resumed:
+        run_clusters([spec], folder, processes=request.param)
     return folder
 
 
 @pytest.mark.parametrize("name", list(_CASES))
 def test_resumed_equals_uninterrupted(folder, name):
+    if not (folder / f"{name}-whole.west.r0.json").exists():
+        pytest.skip("done with one process per cluster")
     for cluster in ("west", "east"):
         whole, resumed = Outcome(folder, f"{name}-whole", cluster), Outcome(folder, f"{name}-resumed", cluster)
         assert (whole.error, resumed.error) == (None, None)
