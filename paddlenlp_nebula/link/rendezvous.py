@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from paddlenlp_nebula.errors import HandshakeError, NebulaError, PeerLost
+from paddlenlp_nebula.errors import ChannelLost, HandshakeError, NebulaError, PeerLost
 from paddlenlp_nebula.link.deadlines import Deadline
 from paddlenlp_nebula.link.door import Door, Event
 from paddlenlp_nebula.link.entrance import keep_door, knock
@@ -13,9 +14,13 @@ from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.transport.channel import Channel
 
+if TYPE_CHECKING:
+    from paddlenlp_nebula.transport.courier import CourierChannel
+
 __all__ = ["open_link"]
 
 _SELECT_S = 0.2
+_LAST_WORDS_S = 0.5  # for the door to say what lies behind the end of a channel
 
 
 def open_link(
@@ -62,9 +67,7 @@ def open_link(
             door = knock(rendezvous, cluster, clusters, timeout_s=timeout_s, on_event=on_event, while_waiting=on_wait)
         try:
             channels.update(_couriers(door, cluster, clusters, deadline, on_wait))
-        except BaseException as error:
-            for name in others:
-                door.send(Kind.LEAVE, name, {"reason": f"{type(error).__name__}: {error}"[:2000], "deliberate": False})
+        except BaseException:
             door.close()
             raise
         door.begin()
@@ -83,39 +86,56 @@ def _couriers(
     """
     from paddlenlp_nebula.transport.courier import CourierChannel
 
-    own = list(clusters).index(cluster)
-    accepting = clusters[own + 1 :]
     couriers = {peer: CourierChannel(peer) for peer in clusters if peer != cluster}
-    announced: set[str] = set()
     try:
-        for peer in accepting:
-            couriers[peer].open_port()
-        while not all(courier.connected for courier in couriers.values()):
-            for courier in couriers.values():
-                courier.progress()
-            for peer in accepting:
-                port = couriers[peer].port
-                if port is not None and peer not in announced and peer in door.arrived():
-                    couriers[peer].accept(deadline.remaining_s())
-                    door.send(Kind.PORT, peer, {"port": port})
-                    announced.add(peer)
-            for event in door.events():
-                if event.kind is Kind.PORT and event.cluster in couriers and event.cluster not in accepting:
-                    couriers[event.cluster].connect(str(event.body.get("port")), deadline.remaining_s())
-                elif event.kind is Kind.REFUSED:
-                    raise HandshakeError(f"the clusters do not fit together: {event.body.get('reason')}")
-                elif event.kind in (Kind.GONE, Kind.LEAVE):
-                    raise PeerLost(event.cluster, f"while the clusters were meeting: {event.body.get('reason')}")
-            if deadline.passed():
-                unjoined = [peer for peer, courier in couriers.items() if not courier.connected]
-                raise NebulaError(_who_is_missing(door, cluster, clusters, unjoined, deadline.timeout_s))
-            _sleep([door.fileno(), *(courier.fileno() for courier in couriers.values())])
-            on_wait()
-    except BaseException:
+        _connect(couriers, door, cluster, clusters, deadline, on_wait)
+    except BaseException as error:
+        for peer in couriers:  # at once: a courier that ends says nothing of the reason
+            door.send(Kind.LEAVE, peer, {"reason": f"{type(error).__name__}: {error}"[:2000], "deliberate": False})
         for courier in couriers.values():
             courier.close()
         raise
     return dict(couriers)
+
+
+def _connect(
+    couriers: Mapping[str, CourierChannel],
+    door: Door,
+    cluster: str,
+    clusters: Sequence[str],
+    deadline: Deadline,
+    on_wait: Callable[[], None],
+) -> None:
+    accepting = clusters[list(clusters).index(cluster) + 1 :]
+    announced: set[str] = set()
+    lost: ChannelLost | None = None
+    for peer in accepting:
+        couriers[peer].open_port()
+    while not all(courier.connected for courier in couriers.values()):
+        try:
+            for courier in couriers.values():
+                courier.progress()
+        except ChannelLost as error:
+            if lost is None:
+                lost, deadline = error, Deadline(_LAST_WORDS_S)
+        for peer in accepting:
+            port = couriers[peer].port
+            if port is not None and peer not in announced and peer in door.arrived():
+                couriers[peer].accept(deadline.remaining_s())
+                door.send(Kind.PORT, peer, {"port": port})
+                announced.add(peer)
+        for event in door.events():
+            if event.kind is Kind.PORT and event.cluster in couriers and event.cluster not in accepting:
+                couriers[event.cluster].connect(str(event.body.get("port")), deadline.remaining_s())
+            elif event.kind is Kind.REFUSED:
+                raise HandshakeError(f"the clusters do not fit together: {event.body.get('reason')}")
+            elif event.kind in (Kind.GONE, Kind.LEAVE):
+                raise PeerLost(event.cluster, f"while the clusters were meeting: {event.body.get('reason')}")
+        if deadline.passed():
+            unjoined = [peer for peer, courier in couriers.items() if not courier.connected]
+            raise lost or NebulaError(_who_is_missing(door, cluster, clusters, unjoined, deadline.timeout_s))
+        _sleep([door.fileno(), *(courier.fileno() for courier in couriers.values())])
+        on_wait()
 
 
 def _who_is_missing(

@@ -74,7 +74,7 @@ def test_all_gather_produces_early_but_not_everything() -> None:
         link.flush()
         return most
 
-    assert all(4 <= most <= 12 for most in everyone(links, act).values())
+    assert all(4 <= most < 20 for most in everyone(links, act).values())
 
 
 def test_notes_are_exchanged_and_counted() -> None:
