@@ -123,9 +123,9 @@ class NebulaArguments:
             value = getattr(self, name)
             if value not in allowed:
                 found.append(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
-        if not self.sync_timeout_s > 0:
+        if not isinstance(self.sync_timeout_s, (int, float)) or not 0 < self.sync_timeout_s < float("inf"):
             found.append(f"sync_timeout_s must be a positive number of seconds, got {self.sync_timeout_s!r}")
-        if not 1 <= self.sync_quorum <= max(1, len(self.cluster_names)):
+        if not isinstance(self.sync_quorum, int) or not 1 <= self.sync_quorum <= max(1, len(self.cluster_names)):
             found.append(
                 f"sync_quorum must be between 1 and the number of clusters ({len(self.cluster_names)}), "
                 f"got {self.sync_quorum!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,13 +120,13 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """The counters that a checkpoint keeps (JSON)."""
-        return {name: getattr(self, name) for name in self._COUNTERS}
+        return {name: deepcopy(getattr(self, name)) for name in self._COUNTERS}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint's counters."""
         for name in self._COUNTERS:
             if name in state:
-                setattr(self, name, state[name])
+                setattr(self, name, deepcopy(state[name]))
 
     def report(self) -> dict[str, Any]:
         """The content of nebula_report.json."""

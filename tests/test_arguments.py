@@ -1,0 +1,136 @@
+"""NebulaArguments: the environment fills in, and all that is wrong is said at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from paddlenlp_nebula import NebulaArguments
+from paddlenlp_nebula.errors import ConfigurationError
+
+GOOD = {"cluster": "west", "clusters": "west,east", "rendezvous": "127.0.0.1:29400"}
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in GOOD:
+        monkeypatch.delenv(f"NEBULA_{name.upper()}", raising=False)
+
+
+def problems(**fields: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigurationError) as wrong:
+        NebulaArguments(**{**GOOD, **fields})
+    return wrong.value.problems
+
+
+def test_defaults() -> None:
+    arguments = NebulaArguments(**GOOD)
+    assert arguments.cluster_names == ("west", "east")
+    assert (arguments.cluster_name, arguments.cluster_index) == ("west", 0)
+    assert arguments.problems() == []
+    assert (arguments.sync_strategy, arguments.sync_codec, arguments.sync_timeout_s) == ("every_step", "fp32", 600.0)
+
+
+def test_the_environment_fills_in_what_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in GOOD.items():
+        monkeypatch.setenv(f"NEBULA_{name.upper()}", value)
+    assert NebulaArguments() == NebulaArguments(**GOOD)
+    assert NebulaArguments(cluster="east").cluster_index == 1
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [["cluster"], ["clusters"], ["rendezvous"], ["cluster", "rendezvous"], ["cluster", "clusters", "rendezvous"]],
+)
+def test_what_is_missing_is_named_with_its_variable(missing: list[str]) -> None:
+    (sentence,) = problems(**dict.fromkeys(missing))
+    assert sentence.startswith(f"{', '.join(missing)} must be set")
+    assert all(f"NEBULA_{name.upper()}" in sentence for name in missing)
+    assert "nebula launch" in sentence
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("clusters", "west,,east", "separated by commas, got 'west,,east'"),
+        ("clusters", "west,ea st", "must be names of 1 to 63 letters"),
+        ("clusters", "west,east/../x", "must be names of 1 to 63 letters"),
+        ("clusters", "west," + "e" * 64, "must be names of 1 to 63 letters"),
+        ("clusters", "west,west", "must name each cluster once"),
+        ("clusters", "north,south", r"cluster must be one of clusters \(north, south\), got 'west'"),
+        ("clusters", ",".join(["west", *(f"c{i}" for i in range(64))]), "at most 64 clusters, got 65"),
+        ("rendezvous", "nowhere", "rendezvous must be 'host:port'"),
+        ("rendezvous", ":29400", "rendezvous must be 'host:port'"),
+        ("rendezvous", "host:0", "a port from 1 to 65535"),
+        ("rendezvous", "host:65536", "a port from 1 to 65535"),
+        ("rendezvous", "host:port", "got 'host:port'"),
+        ("sync_strategy", "sometimes", "sync_strategy must be 'every_step', got 'sometimes'"),
+        ("sync_parameters", "some", "sync_parameters must be 'all' or 'trainable' or 'adapters', got 'some'"),
+        ("sync_codec", "fp8", "sync_codec must be 'fp32' or 'bf16' or 'fp16', got 'fp8'"),
+        ("sync_weight", "bytes", "sync_weight must be"),
+        ("sync_on_loss", "panic", "sync_on_loss must be 'continue' or 'stop', got 'panic'"),
+        ("sync_init", "zero", "sync_init must be"),
+        ("sync_resume", "any", "sync_resume must be"),
+        ("sync_data", "all", "sync_data must be"),
+        ("sync_security", "tls", "sync_security must be 'none', got 'tls'"),
+        ("sync_timeout_s", 0, "sync_timeout_s must be a positive number of seconds, got 0"),
+        ("sync_timeout_s", -1.5, "sync_timeout_s must be a positive number of seconds, got -1.5"),
+        ("sync_timeout_s", float("nan"), "got nan"),
+        ("sync_timeout_s", float("inf"), "got inf"),
+        ("sync_timeout_s", "600", "got '600'"),
+        ("sync_quorum", "1", "got '1'"),
+        ("sync_quorum", 0, r"sync_quorum must be between 1 and the number of clusters \(2\), got 0"),
+        ("sync_quorum", 3, "got 3"),
+    ],
+)
+def test_each_problem_is_a_sentence(field: str, value: Any, sentence: str) -> None:
+    (found,) = problems(**{field: value})
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(found)
+
+
+def test_all_problems_at_once() -> None:
+    found = problems(
+        cluster="north", rendezvous="x", sync_codec="fp8", sync_quorum=9, sync_timeout_s=0, sync_weight="x"
+    )
+    assert len(found) == 6
+    with pytest.raises(ConfigurationError, match="the configuration has 6 problems:\n  - cluster must be one of"):
+        NebulaArguments(
+            **{
+                **GOOD,
+                "cluster": "north",
+                "rendezvous": "x",
+                "sync_codec": "a",
+                "sync_quorum": 9,
+                "sync_timeout_s": 0,
+                "sync_weight": "x",
+            }
+        )
+
+
+@pytest.mark.parametrize("rendezvous", ["world", "loopback", "[::1]:29400", "door.example.org:1", "10.0.0.1:65535"])
+def test_places_to_meet(rendezvous: str) -> None:
+    assert NebulaArguments(**{**GOOD, "rendezvous": rendezvous}).rendezvous == rendezvous
+
+
+def test_blanks_between_names_do_not_matter() -> None:
+    assert NebulaArguments(**{**GOOD, "clusters": "west, east"}).cluster_names == ("west", "east")
+
+
+def test_every_field_says_what_it_is() -> None:
+    for field in dataclasses.fields(NebulaArguments):
+        assert field.metadata["help"].endswith("."), field.name
+
+
+def test_paddlenlps_own_parser_reads_it() -> None:
+    from paddlenlp.trainer import PdArgumentParser
+
+    words = (
+        "--cluster east --clusters west,east --rendezvous world --sync_timeout_s 5 --sync_quorum 2 --sync_codec bf16"
+    )
+    (arguments,) = PdArgumentParser(NebulaArguments).parse_args_into_dataclasses(words.split())
+    assert arguments == NebulaArguments(
+        "east", "west,east", "world", sync_timeout_s=5.0, sync_quorum=2, sync_codec="bf16"
+    )
