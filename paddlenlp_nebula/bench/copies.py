@@ -1,0 +1,145 @@
+"""The two ways of copying bytes to the other side that are compared: the link, and a plain TCP socket.
+
+Both read from one buffer and write into another one of the same size, and both end when each side knows
+that the other has everything.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from itertools import count
+
+from paddlenlp_nebula.bench.plan import MESSAGE_BYTES
+from paddlenlp_nebula.link.frames import Kind
+from paddlenlp_nebula.link.gather import all_gather
+from paddlenlp_nebula.link.link import Link
+
+__all__ = ["Arrivals", "Copy", "LinkCopy", "SocketCopy", "connect"]
+
+_PIECE = 1 << 20
+
+
+class Arrivals:
+    """When how much had come in, to tell the steady rate from that of the start."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self._seen: list[tuple[float, int]] = []
+
+    def note(self, nbytes: int) -> None:
+        """So many bytes have arrived in all."""
+        self._seen.append((time.perf_counter() - self.start, nbytes))
+
+    def rate(self, omit_s: float) -> float | None:
+        """Bytes per second, the first ``omit_s`` left out; None when nothing came after them."""
+        if not self._seen:
+            return None
+        first_s, first = next((seen for seen in self._seen if seen[0] >= omit_s), self._seen[-1]) if omit_s else (0, 0)
+        last_s, last = self._seen[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else None
+
+
+class Copy(ABC):
+    """One way of copying.
+
+    Args:
+        source: what is sent.
+        target: where what comes is written, of the same size.
+    """
+
+    def __init__(self, source: memoryview, target: memoryview) -> None:
+        self.source = source
+        self.target = target
+
+    @abstractmethod
+    def run(self, *, sends: bool, receives: bool) -> Arrivals:
+        """Copy once; this side sends, receives or does both, the other side the counterpart."""
+
+
+class LinkCopy(Copy):
+    """Through a link, by the same all-gather as the gradients' (a side that does not send, sends empty messages)."""
+
+    def __init__(self, link: Link, source: memoryview, target: memoryview) -> None:
+        super().__init__(source, target)
+        self._link = link
+        self._rounds = count(1)
+
+    def run(self, *, sends: bool, receives: bool) -> Arrivals:
+        link, number = self._link, next(self._rounds)
+
+        def produce(part: int) -> memoryview:
+            return self.source[part * MESSAGE_BYTES : (part + 1) * MESSAGE_BYTES] if sends else memoryview(b"")
+
+        parts = len(self.source) // MESSAGE_BYTES
+        arrivals, got = Arrivals(), 0
+        for part, member, payload in all_gather(link, Kind.BUCKET, number, parts, produce):
+            if receives and member != link.cluster:
+                self.target[part * MESSAGE_BYTES : (part + 1) * MESSAGE_BYTES] = payload
+                got += len(payload)
+                arrivals.note(got)
+        link.post(Kind.END, round=number)
+        with link.receive(link.peers[0], Kind.END, round=number):
+            pass
+        link.flush()
+        return arrivals
+
+
+class SocketCopy(Copy):
+    """Through a plain TCP connection: ``sendall`` there, ``recv_into`` here."""
+
+    def __init__(self, connection: socket.socket, source: memoryview, target: memoryview) -> None:
+        super().__init__(source, target)
+        self._connection = connection
+
+    def run(self, *, sends: bool, receives: bool) -> Arrivals:
+        arrivals = Arrivals()
+        sender = threading.Thread(target=self._connection.sendall, args=(self.source,)) if sends else None
+        if sender is not None:
+            sender.start()
+        got = 0
+        while receives and got < len(self.target):
+            taken = self._connection.recv_into(self.target[got : got + _PIECE])
+            if taken == 0:
+                raise EOFError("the other side closed the plain socket")
+            got += taken
+            arrivals.note(got)
+        if sender is not None:
+            sender.join()
+        self._connection.sendall(b".")
+        self._connection.recv(1)
+        return arrivals
+
+    def rtt_s(self, times: int = 5) -> float:
+        """The shortest of a few round trips of one byte (both sides call it)."""
+        shortest = float("inf")
+        for _ in range(times):
+            start = time.perf_counter()
+            self._connection.sendall(b".")
+            self._connection.recv(1)
+            shortest = min(shortest, time.perf_counter() - start)
+        return shortest
+
+
+def connect(where: str, *, listens: bool, timeout_s: float) -> socket.socket:
+    """A TCP connection between the two sides: one listens at ``where``, the other one comes there."""
+    host, _, port = where.rpartition(":")
+    if listens:
+        with socket.create_server((host, int(port))) as server:
+            server.settimeout(timeout_s)
+            connection, _ = server.accept()
+    else:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                connection = socket.create_connection((host, int(port)), timeout=timeout_s)
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+    connection.settimeout(timeout_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection

@@ -1,0 +1,142 @@
+"""``nebula bench link``: what a link carries, next to a plain TCP socket in the same run.
+
+Two processes, each with a courier as in training, copy the same bytes both ways in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from paddlenlp_nebula.bench.plan import MESSAGE_BYTES, NAMES, Plan
+from paddlenlp_nebula.errors import NebulaError
+from paddlenlp_nebula.transport.channel import CHUNK_BYTES, CHUNKS
+
+__all__ = ["free_ports", "measure_link", "messages_for", "summarise"]
+
+Place = Callable[[Sequence[str]], list[str]]
+"""Turns a command into one that runs at a side's place, such as inside a network namespace."""
+
+
+def messages_for(mib: float) -> int:
+    """How many messages hold about so many MiB; at least one."""
+    return max(1, round(mib * (1 << 20) / MESSAGE_BYTES))
+
+
+def free_ports(host: str = "127.0.0.1") -> tuple[str, str]:
+    """Two "host:port" that nothing listens on right now."""
+    with socket.create_server((host, 0)) as one, socket.create_server((host, 0)) as two:
+        return f"{host}:{one.getsockname()[1]}", f"{host}:{two.getsockname()[1]}"
+
+
+def measure_link(plan: Plan, places: Mapping[str, Place] | None = None) -> dict[str, Any]:
+    """Run both sides to their end and put together what they saw; see `summarise`.
+
+    Args:
+        plan: what to copy how often.
+        places: where a side runs, by its name; by default here.
+
+    Raises:
+        NebulaError: a side failed; with its last words.
+    """
+    with tempfile.TemporaryFile() as words:
+        sides = {name: _start(name, plan, (places or {}).get(name), words.fileno()) for name in NAMES}
+        try:
+            outputs = {name: side.communicate()[0] for name, side in sides.items()}
+        finally:
+            for side in sides.values():
+                side.kill()
+                side.wait()
+        failed = [name for name, side in sides.items() if side.returncode != 0]
+        if failed:
+            words.seek(0)
+            last = words.read().decode(errors="replace").strip().splitlines() or ["no words"]
+            raise NebulaError(f"measuring the link failed on the side {' and '.join(failed)}: {last[-1]}")
+    return summarise(plan, {name: json.loads(output) for name, output in outputs.items()})
+
+
+def _start(name: str, plan: Plan, place: Place | None, words: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "paddlenlp_nebula.bench.peer", name, plan.text()]
+    return subprocess.Popen(command if place is None else place(command), stdout=subprocess.PIPE, stderr=words)
+
+
+def summarise(plan: Plan, seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of a measurement.
+
+    Args:
+        plan: what was copied.
+        seen: side -> what it printed.
+
+    Returns:
+        ``rates``: for 1 and 2 directions the medians over the repetitions of ``link_mb_s`` and ``socket_mb_s``
+        (payload per direction, 10^6 bytes per second), their ratio ``share``, and CPU seconds per GB of payload
+        by process; the first direction's also at the top, with ``rtt_ms`` and ``overhead_percent``.
+
+    Raises:
+        NebulaError: a copy did not arrive as it was sent.
+    """
+    for name, other in (NAMES, NAMES[::-1]):
+        for sample in seen[name]["samples"]:
+            if sample["digest"] not in (None, seen[other]["sent_digest"]):
+                raise NebulaError(f"what {other} sent over the {sample['way']} must arrive at {name} as it was sent")
+    payload = plan.messages * MESSAGE_BYTES
+    rates = [_rates(plan, seen, directions, payload) for directions in (1, 2)]
+    sent = sum(s["link_bytes_sent"] for s in seen[NAMES[0]]["samples"] if s["way"] == "link")
+    paid = payload * 2 * plan.repetitions
+    return {
+        **{key: rates[0][key] for key in ("link_mb_s", "socket_mb_s", "share")},
+        "rtt_ms": max(side["rtt_ms"]["link"] for side in seen.values()),
+        "socket_rtt_ms": max(side["rtt_ms"]["socket"] for side in seen.values()),
+        "overhead_percent": 100 * (sent - paid) / paid,
+        "rates": rates,
+        "payload_bytes": payload,
+        "message_bytes": MESSAGE_BYTES,
+        "chunk_bytes": CHUNK_BYTES,
+        "chunks": CHUNKS,
+        "repetitions": plan.repetitions,
+        "omit_s": plan.omit_s,
+    }
+
+
+def _rates(plan: Plan, seen: Mapping[str, Mapping[str, Any]], directions: int, payload: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"directions": directions}
+    for way in ("link", "socket"):
+        runs = [
+            [
+                s
+                for side in seen.values()
+                for s in side["samples"]
+                if (s["way"], s["directions"], s["repetition"]) == key
+            ]
+            for key in ((way, directions, repetition) for repetition in range(plan.repetitions))
+        ]
+        every = [_bytes_s(run, payload, plan.omit_s) / 1e6 for run in runs]
+        row[f"{way}_mb_s"] = median(every)
+        row[f"{way}_mb_s_every"] = every
+        gigabytes = payload * directions * plan.repetitions / 1e9
+        row[f"{way}_cpu_s_per_gb"] = {
+            f"{name} {role}": sum(
+                s["cpu_s"][role] for s in seen[name]["samples"] if (s["way"], s["directions"]) == (way, directions)
+            )
+            / gigabytes
+            for name in NAMES
+            for role in ("leader", "courier")
+        }
+        sent = median(sum(s["device_bytes_sent"] for s in run[:1]) for run in runs)
+        row[f"{way}_device_bytes_per_payload_byte"] = sent / payload
+    row["share"] = row["link_mb_s"] / row["socket_mb_s"]
+    return row
+
+
+def _bytes_s(run: Sequence[Mapping[str, Any]], payload: int, omit_s: float) -> float:
+    """Payload per second and direction of one copy: the slower side's."""
+    steady = [s["steady_bytes_s"] for s in run if s["steady_bytes_s"] is not None]
+    if omit_s and steady:
+        return float(min(steady))
+    return payload / max(float(s["seconds"]) for s in run)
