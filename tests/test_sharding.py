@@ -1,0 +1,71 @@
+"""Shards: disjoint, complete, of even length, and the same whenever the seed is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paddle.io import Dataset, IterableDataset
+
+from paddlenlp_nebula.sharding import ClusterShard, IterableClusterShard, shard_dataset
+
+
+class Numbers(Dataset):  # type: ignore[misc]
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        assert type(index) is int
+        return 10 * index
+
+
+class Stream(IterableDataset):  # type: ignore[misc]
+    def __iter__(self) -> Iterator[int]:
+        yield from range(11)
+
+
+def contents(shard: Any) -> list[int]:
+    if isinstance(shard, IterableDataset):
+        return [number for number in shard]  # noqa: C416 (list() would ask for a length)
+    return [shard[i] for i in range(len(shard))]
+
+
+@given(st.integers(0, 200), st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_map_style_shards(length: int, clusters: int, seed: int) -> None:
+    shards = [shard_dataset(Numbers(length), index, clusters, seed) for index in range(clusters)]
+    parts = [contents(shard) for shard in shards]
+    assert sorted(number for part in parts for number in part) == [10 * i for i in range(length)]
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    again = [contents(shard_dataset(Numbers(length), index, clusters, seed)) for index in range(clusters)]
+    assert again == parts
+
+
+def test_the_seed_decides_and_neighbours_are_parted() -> None:
+    first, second = (contents(ClusterShard(Numbers(100), 0, 2, seed)) for seed in (0, 1))
+    assert first != second
+    assert first != list(range(0, 1000, 20))
+
+
+def test_lists_can_be_sharded_too() -> None:
+    parts = [contents(shard_dataset(list("abcdefg"), index, 2, 0)) for index in range(2)]
+    assert sorted(parts[0] + parts[1]) == list("abcdefg")
+
+
+@pytest.mark.parametrize("clusters", [2, 3, 20])
+def test_iterable_shards(clusters: int) -> None:
+    shards = [shard_dataset(Stream(), index, clusters, 0) for index in range(clusters)]
+    assert all(isinstance(shard, IterableClusterShard) for shard in shards)
+    parts = [contents(shard) for shard in shards]
+    assert sorted(number for part in parts for number in part) == list(range(11))
+    assert contents(shards[1]) == parts[1] == list(range(1, 11, clusters))  # and again, in the stream's order
+
+
+@pytest.mark.parametrize("dataset", [Numbers(5), Stream()])
+def test_one_cluster_keeps_its_dataset(dataset: Any) -> None:
+    assert shard_dataset(dataset, 0, 1, 0) is dataset
