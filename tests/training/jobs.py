@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Outcome", "free_port", "run_clusters", "run_reference"]
+__all__ = ["Outcome", "free_port", "run_clusters", "run_reference", "worker_environment"]
 
 _HERE = Path(__file__).parent
 _REPO = _HERE.parent.parent
@@ -49,7 +49,8 @@ class Outcome:
         return max(float(np.abs(self.parameters[key] - other.parameters[key]).max()) for key in self.parameters)
 
 
-def _environment(**extra: str) -> dict[str, str]:
+def worker_environment(**extra: str) -> dict[str, str]:
+    """What a worker process needs, on a machine that it shares with others."""
     path = f"{_REPO}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", **extra}
 
@@ -70,7 +71,9 @@ def _run(names: list[str], specs: list[dict], folder: Path, processes: int, time
     for name in names:
         log = (folder / f"{name}.log").open("w")
         command = _command(name, path, folder, processes)
-        jobs.append(subprocess.Popen(command, env=_environment(), stdout=log, stderr=subprocess.STDOUT, cwd=folder))
+        jobs.append(
+            subprocess.Popen(command, env=worker_environment(), stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+        )
     try:
         for job in jobs:
             job.wait(timeout_s)
