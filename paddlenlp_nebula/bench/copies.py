@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from itertools import count
 
 from paddlenlp_nebula.bench.plan import MESSAGE_BYTES
@@ -60,31 +61,45 @@ class Copy(ABC):
 
 
 class LinkCopy(Copy):
-    """Through a link, by the same all-gather as the gradients' (a side that does not send, sends empty messages)."""
+    """Through a link: both directions as gradients travel, one as initial parameters do."""
 
     def __init__(self, link: Link, source: memoryview, target: memoryview) -> None:
         super().__init__(source, target)
         self._link = link
         self._rounds = count(1)
+        self._parts = [slice(at, at + MESSAGE_BYTES) for at in range(0, len(source), MESSAGE_BYTES)]
 
     def run(self, *, sends: bool, receives: bool) -> Arrivals:
         link, number = self._link, next(self._rounds)
-
-        def produce(part: int) -> memoryview:
-            return self.source[part * MESSAGE_BYTES : (part + 1) * MESSAGE_BYTES] if sends else memoryview(b"")
-
-        parts = len(self.source) // MESSAGE_BYTES
         arrivals, got = Arrivals(), 0
-        for part, member, payload in all_gather(link, Kind.BUCKET, number, parts, produce):
-            if receives and member != link.cluster:
-                self.target[part * MESSAGE_BYTES : (part + 1) * MESSAGE_BYTES] = payload
-                got += len(payload)
-                arrivals.note(got)
+        for part, payload in self._exchange(number) if sends and receives else self._one_way(number, sends):
+            self.target[self._parts[part]] = payload
+            got += len(payload)
+            arrivals.note(got)
         link.post(Kind.END, round=number)
         with link.receive(link.peers[0], Kind.END, round=number):
             pass
         link.flush()
         return arrivals
+
+    def _exchange(self, number: int) -> Iterator[tuple[int, memoryview]]:
+        link = self._link
+        for part, member, payload in all_gather(
+            link, Kind.BUCKET, number, len(self._parts), lambda part: self.source[self._parts[part]]
+        ):
+            if member != link.cluster:
+                yield part, payload
+
+    def _one_way(self, number: int, sends: bool) -> Iterator[tuple[int, memoryview]]:
+        link = self._link
+        for part, where in enumerate(self._parts):
+            if sends:
+                link.post(Kind.BUCKET, self.source[where], round=number, part=part)
+            else:
+                with link.receive(link.peers[0], Kind.BUCKET, round=number, part=part) as message:
+                    yield part, message.payload
+        if sends:
+            link.flush()
 
 
 class SocketCopy(Copy):
