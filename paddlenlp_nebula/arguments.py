@@ -18,7 +18,7 @@ _CHOICES = {
     "sync_on_loss": ("continue", "stop"),
     "sync_init": ("broadcast", "verify"),
     "sync_resume": ("refuse", "common"),
-    "sync_data": ("shard", "own"),
+    "sync_data": (None, "shard", "own"),
     "sync_security": ("none",),
 }
 
@@ -77,11 +77,11 @@ class NebulaArguments:
             "resume all of them from the highest common one."
         },
     )
-    sync_data: str = field(
-        default="shard",
+    sync_data: Optional[str] = field(
+        default=None,
         metadata={
-            "help": "NebulaTrainer: shard gives each cluster its own part of the same dataset; own: each cluster has "
-            "brought its own data."
+            "help": "shard: NebulaTrainer gives each cluster its own part of the same dataset; own: each cluster has "
+            "brought its own data. Default: shard with NebulaTrainer, own with the callback alone."
         },
     )
     sync_timeout_s: float = field(

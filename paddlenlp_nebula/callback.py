@@ -16,16 +16,16 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.utils.log import logger
 
 from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.farewell import FarewellHook
 from paddlenlp_nebula.hybrid import complete_gradients, refuse_unsupported
-from paddlenlp_nebula.ledger.ledger import Ledger
+from paddlenlp_nebula.ledger.ledger import REPORT_NAME, Ledger
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import select
 from paddlenlp_nebula.tensors import Tensor, numel, set_gradient
 
-__all__ = ["REPORT_NAME", "NebulaCallback"]
+__all__ = ["NebulaCallback"]
 
-REPORT_NAME = "nebula_report.json"
 _STATE_KEY = "nebula"  # in TrainerState.trial_params, which the Trainer saves and restores for us
 _LOCAL_METRICS = ("runtime", "samples_per_second", "steps_per_second", "epoch", "ppl_runtime")
 
@@ -78,6 +78,7 @@ class NebulaCallback(TrainerCallback):
             self.fail("it started training anew")
             self.close()
         if self._run is None:
+            self._refuse_what_needs_nebula_trainer()
             self.join()
             self._hook = FarewellHook(self.fail)  # NebulaTrainer has joined, and watches, by itself
         run = self._run
@@ -182,10 +183,12 @@ class NebulaCallback(TrainerCallback):
         """Add our scalars to the Trainer's, and rewrite the report."""
         if self._run is None or logs is None or not self._run.local.is_leader:
             return
-        loss = logs.get("loss", logs.get("train_loss"))
-        if loss is None:
+        if "loss" in logs:
+            self.ledger.note_loss(state.global_step, float(logs["loss"]))
+        elif "train_loss" in logs:
+            self.ledger.train_loss = float(logs["train_loss"])  # at the end: the mean over the run
+        else:
             return
-        self.ledger.train_loss = float(loss)
         utilisation = self.ledger.utilisation
         logs["nebula_rounds"] = self.ledger.rounds
         logs["nebula_members"] = len(self.ledger.members)
@@ -229,6 +232,15 @@ class NebulaCallback(TrainerCallback):
         self._report_path = None
 
     # Inside
+
+    def _refuse_what_needs_nebula_trainer(self) -> None:
+        acting = {"sync_resume": "common", "sync_data": "shard"}
+        if problems := [
+            f"{name}={value!r} cannot act with the callback alone: use NebulaTrainer, or leave it out"
+            for name, value in acting.items()
+            if getattr(self.nebula_args, name) == value
+        ]:
+            raise ConfigurationError(problems)
 
     def _restore(self, state: Any) -> int:
         """Continue the counters of the checkpoint that training resumes from; returns the exchanges done."""

@@ -38,7 +38,7 @@ class NebulaTrainerMixin:
         self.nebula_callback = NebulaCallback(self.nebula_args)
         # Behind the Trainer's own flow, in front of everything that reads logs or metrics.
         self.callback_handler.callbacks.insert(1, self.nebula_callback)
-        if self.nebula_args.sync_data == "shard" and self.train_dataset is not None:
+        if self.nebula_args.sync_data != "own" and self.train_dataset is not None:
             self.train_dataset = shard_dataset(
                 self.train_dataset, self.nebula_args.cluster_index, len(self.nebula_args.cluster_names), self.args.seed
             )

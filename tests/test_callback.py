@@ -1,0 +1,168 @@
+"""NebulaCallback without a Trainer: two members as threads, and what a Trainer on a GPU would do with a scaler.
+
+fp16 does not run on CPU, so a stand-in plays the loss scaler: it skips a step whose gradients are not
+finite and halves its scale, as ``paddle.amp.GradScaler`` does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddlenlp.trainer import TrainerCallback, TrainingArguments
+from paddlenlp.trainer.trainer_callback import TrainerControl, TrainerState
+
+from paddlenlp_nebula import NebulaArguments, NebulaCallback
+from paddlenlp_nebula.errors import ConfigurationError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class StandInScaler:
+    """Scales gradients by ``scale``; `step` unscales, or skips and halves."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = paddle.to_tensor([scale])
+        self.skipped = 0
+
+    def step(self, model: paddle.nn.Layer) -> None:
+        scale = float(self._scale)
+        if not all(bool(paddle.isfinite(p.grad).all()) for p in model.parameters()):
+            self.skipped += 1
+            self._scale = paddle.to_tensor([scale / 2])
+            return
+        for p in model.parameters():
+            p.set_value(p.detach() - 0.5 * p.grad / scale)
+
+
+class Member:
+    """One cluster: a tiny model and the callback, driven by hand."""
+
+    def __init__(self, cluster: str, folder: str, **settings) -> None:
+        self.cluster = cluster
+        self.model = paddle.nn.Linear(3, 1)
+        self.args = TrainingArguments(output_dir=f"{folder}/{cluster}", device="cpu", report_to=[], max_steps=9)
+        self.state, self.control = TrainerState(), TrainerControl()
+        self.state.max_steps = 9
+        nebula = NebulaArguments(
+            cluster=cluster, clusters="west,east", rendezvous="loopback", sync_timeout_s=20, **settings
+        )
+        self.callback = NebulaCallback(nebula)
+
+    def event(self, name: str, **kwargs) -> None:
+        kwargs = {"model": self.model, "optimizer": SimpleNamespace(), **kwargs}
+        getattr(self.callback, name)(self.args, self.state, self.control, **kwargs)
+
+    def update(self, gradient: float, scaler: StandInScaler | None = None, samples: int = 2) -> np.ndarray:
+        """One optimizer step whose true gradient is constant; returns the gradients the optimizer sees."""
+        self.event("on_load_data_end", inputs={"x": paddle.zeros([samples, 3])})
+        self.event("on_step_begin")
+        for p in self.model.parameters():
+            p.grad = paddle.full(p.shape, gradient * (float(scaler._scale) if scaler else 1.0))
+        self.event("on_optimizer_begin", scaler=scaler)
+        seen = self.model.weight.grad.numpy().copy()
+        if scaler:
+            scaler.step(self.model)
+        self.model.clear_gradients()
+        self.event("on_optimizer_end", scaler=scaler)
+        self.state.global_step += 1
+        self.event("on_step_end")
+        return seen
+
+
+def together(*scripts) -> list:
+    """Run one function per member, each in a thread; returns their results or raises the first error."""
+    results: list = [None] * len(scripts)
+    errors: list[BaseException] = []
+
+    def call(index: int) -> None:
+        try:
+            results[index] = scripts[index]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(len(scripts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    if errors:
+        raise errors[0]
+    return results
+
+
+@pytest.fixture
+def members(tmp_path):
+    pair = [Member(cluster, str(tmp_path)) for cluster in ("west", "east")]
+    together(*(lambda m=m: m.event("on_train_begin") for m in pair))
+    yield pair
+    together(*(lambda m=m: m.event("on_train_end") for m in pair))
+
+
+def test_an_overflow_on_one_cluster_skips_the_step_on_both(members):
+    west, east = members
+    scalers = [StandInScaler(1024.0), StandInScaler(1024.0)]
+    together(lambda: west.update(1.0, scalers[0]), lambda: east.update(3.0, scalers[1]))
+    before = west.model.weight.numpy().copy()
+    seen = together(lambda: west.update(float("inf"), scalers[0]), lambda: east.update(1.0, scalers[1]))
+    assert all(np.isinf(gradient).all() for gradient in seen)
+    assert [scaler.skipped for scaler in scalers] == [1, 1]
+    assert [float(scaler._scale) for scaler in scalers] == [512.0, 512.0]
+    assert (west.model.weight.numpy() == before).all()
+    seen = together(lambda: west.update(1.0, scalers[0]), lambda: east.update(3.0, scalers[1]))
+    assert [gradient.flat[0] for gradient in seen] == [2.0 * 512, 2.0 * 512]
+    assert (west.model.weight.numpy() == east.model.weight.numpy()).all()
+    assert (west.model.weight.numpy() != before).all()
+    assert any("west" in s and "not finite" in s for s in east.callback.ledger.degradations)
+
+
+def test_unequal_scales_give_the_same_true_gradient(members):
+    west, east = members
+    scalers = [StandInScaler(1024.0), StandInScaler(64.0)]
+    seen = together(lambda: west.update(1.0, scalers[0]), lambda: east.update(3.0, scalers[1], samples=6))
+    assert [gradient.flat[0] for gradient in seen] == [2.5 * 1024, 2.5 * 64]  # weighted by samples
+    assert (west.model.weight.numpy() == east.model.weight.numpy()).all()
+
+
+def test_the_counters_are_in_the_trainer_state(members):
+    west, east = members
+    together(lambda: west.update(1.0), lambda: east.update(1.0, samples=5))
+    saved = west.state.trial_params["nebula"]
+    assert saved["exchanges"] == 1
+    assert saved["ledger"]["samples"] == 2
+    assert east.callback.ledger.samples == 5
+
+
+def test_every_method_is_an_event_of_the_trainer():
+    events = {name for name, _ in inspect.getmembers(TrainerCallback, inspect.isfunction) if name.startswith("on_")}
+    mine = {name for name in vars(NebulaCallback) if name.startswith("on_")}
+    assert mine <= events
+    assert {"on_train_begin", "on_optimizer_begin", "on_optimizer_end", "on_train_end"} <= mine
+
+
+@pytest.mark.parametrize("setting", [{"sync_resume": "common"}, {"sync_data": "shard"}])
+def test_what_only_nebula_trainer_can_do_is_refused(tmp_path, setting):
+    with pytest.raises(ConfigurationError, match="NebulaTrainer"):
+        Member("west", str(tmp_path), **setting).event("on_train_begin")
+
+
+def test_a_shared_output_folder_is_refused(tmp_path):
+    pair = [Member(cluster, str(tmp_path)) for cluster in ("west", "east")]
+    pair[1].args.output_dir = pair[0].args.output_dir
+    errors = []
+
+    def begin(member):
+        try:
+            member.event("on_train_begin")
+        except Exception as error:
+            errors.append(str(error))
+            member.callback.fail("the test is over")
+            member.callback.close()
+
+    together(*(lambda m=m: begin(m) for m in pair))
+    assert errors[0] == errors[1]
+    assert "output_dir" in errors[0]
