@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paddlenlp_nebula import __version__
-from paddlenlp_nebula.cli.progress import bytes_text
+from paddlenlp_nebula.launch.reports import bytes_text
 
 __all__ = ["doctor", "find_mpiexec"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,30 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-__all__ = ["Board", "bytes_text", "read_report"]
+from paddlenlp_nebula.launch.reports import bytes_text, read_report
 
-REPORT = "nebula_report.json"
-
-
-def read_report(directory: Path, name: str = REPORT) -> dict[str, Any]:
-    """A cluster's report; empty while there is none, or only half of one."""
-    try:
-        content = json.loads((directory / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def bytes_text(count: Any) -> str:
-    """A number of bytes for people, in decimal units as networks use them."""
-    if not isinstance(count, (int, float)):
-        return "-"
-    value, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(value) < 999.5 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+__all__ = ["Board"]
 
 
 def _number(report: Mapping[str, Any], key: str, form: str, scale: float = 1.0) -> str:

@@ -15,11 +15,13 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from paddlenlp_nebula.cli.progress import REPORT, Board
+from paddlenlp_nebula.cli.progress import Board
 from paddlenlp_nebula.cli.sites import roster_here, site_options
-from paddlenlp_nebula.cli.summary import RESULT, digests_differ, summary_table
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
+from paddlenlp_nebula.launch.family import die_with_parent
+from paddlenlp_nebula.launch.reports import forget_reports
 from paddlenlp_nebula.launch.roster import Roster, paddle_command, split_devices, thread_variables
+from paddlenlp_nebula.launch.summary import digests_differ, summary_table
 from paddlenlp_nebula.launch.supervisor import Cluster, Outcome, Supervisor, exit_code
 from paddlenlp_nebula.recipe.source import Setting, find_recipe, read_recipe
 
@@ -138,8 +140,7 @@ def _supervise(jobs: Sequence[Cluster], console: Console, grace_s: float) -> tup
     for job in jobs:
         assert job.log is not None
         directories[job.name] = job.log.parent
-        for stale in (REPORT, RESULT):  # of an earlier run: they would be shown as this one's
-            (job.log.parent / stale).unlink(missing_ok=True)
+        forget_reports(job.log.parent)
     # Alone, a cluster exchanges nothing and so reports nothing.
     with Board(console, directories, unreported="training" if "alone" in directories else "starting") as board:
 
@@ -179,6 +180,7 @@ def _checked(recipe: Path, overrides: Sequence[str], roster: Roster, name: str) 
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            preexec_fn=die_with_parent(),
         )
         if process.returncode or not answer.exists():
             tail = "\n".join(process.stdout.splitlines()[-_TAIL_LINES:])

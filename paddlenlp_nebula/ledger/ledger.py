@@ -10,10 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SCHEMA", "Ledger", "Round"]
+__all__ = ["REPORT_NAME", "SCHEMA", "Ledger", "Round"]
 
+REPORT_NAME = "nebula_report.json"
 SCHEMA = 1
-_KEPT_ROUNDS = 1000  # per_round is rewritten with every report, so it must not grow without end
+# Both are rewritten with every report, so they must not grow without end.
+_KEPT_ROUNDS = 1000
+_KEPT_LOSSES = 1000
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class Ledger:
         seconds_compute: training steps less what the exchange took of them.
         seconds_exposed: training time lost to exchange.
         link_mbit_s: the best rate at which a round's bytes have come in.
+        losses: the training loss over the run, each [optimizer step, loss].
         degradations: a sentence for each thing that went less well than asked for.
     """
 
@@ -71,6 +75,7 @@ class Ledger:
     link_mbit_s: float = 0.0
     rtt_ms: float | None = None
     train_loss: float | None = None
+    losses: list[list[float]] = field(default_factory=list)
     eval_loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     parameter_digest: str | None = None
@@ -88,6 +93,7 @@ class Ledger:
         "seconds_compute",
         "seconds_exposed",
         "link_mbit_s",
+        "losses",
         "degradations",
     )
 
@@ -113,6 +119,13 @@ class Ledger:
             rate = 8e-6 * entry.bytes_received / entry.seconds_exposed
             self.link_mbit_s = max(self.link_mbit_s, rate)
         self.per_round.append(entry)
+
+    def note_loss(self, step: int, loss: float) -> None:
+        """Add a point to the loss curve; when it is full, every second one goes, so that it still spans the run."""
+        self.train_loss = loss
+        self.losses.append([step, loss])
+        if len(self.losses) > _KEPT_LOSSES:
+            del self.losses[1::2]  # in place: a checkpoint to come holds this list
 
     def degrade(self, sentence: str) -> None:
         """Note that something went less well than asked for."""
@@ -157,6 +170,7 @@ class Ledger:
             "rtt_ms": self.rtt_ms,
             "parameter_digest": self.parameter_digest,
             "train_loss": self.train_loss,
+            "losses": self.losses,
             "eval_loss": self.eval_loss,
             "metrics": self.metrics,
             "degradations": self.degradations,

@@ -15,8 +15,9 @@ from rich.console import Console
 
 import paddlenlp_nebula.cli.run as run_module
 from paddlenlp_nebula.cli.main import main
-from paddlenlp_nebula.cli.progress import Board, bytes_text, read_report
-from paddlenlp_nebula.cli.summary import digests_differ, summary_table
+from paddlenlp_nebula.cli.progress import Board
+from paddlenlp_nebula.launch.reports import bytes_text, read_report
+from paddlenlp_nebula.launch.summary import digests_differ, summary_table
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from paddlenlp_nebula.cli.progress import bytes_text, read_report
+from paddlenlp_nebula.launch.reports import RESULT_NAME, bytes_text, read_report
 
 __all__ = ["digests_differ", "summary_table"]
 
-RESULT = "recipe_result.json"
 _FULL_MODEL = ("bytes_full_model_fp32_every_step", "bytes_dense_fp32_every_step")
 
 
@@ -96,7 +95,7 @@ def _recipe_rows(directories: Mapping[str, Path]) -> dict[str, dict[str, str]]:
     """label -> column -> value, in the order in which the recipes wrote them."""
     rows: dict[str, dict[str, str]] = {}
     for name, directory in directories.items():
-        for row in read_report(directory, RESULT).get("rows", []):
+        for row in read_report(directory, RESULT_NAME).get("rows", []):
             if isinstance(row, list) and len(row) == 2:
                 rows.setdefault(str(row[0]), {})[name] = str(row[1])
     return rows
