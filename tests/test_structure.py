@@ -33,8 +33,9 @@ LAYERS = [
     ["callback"],
     ["trainer"],
     ["__init__"],  # the public names, from anywhere above
-    ["data", "launch", "bench"],
+    ["data", "bench"],
     ["recipe"],
+    ["launch"],
     ["cli"],
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
