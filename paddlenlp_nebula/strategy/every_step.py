@@ -232,7 +232,9 @@ class EveryStep:
             bucket = self._buckets[part]
             vector = gather(bucket, lambda index: gradient(self._selection.parameters[index]))
             # A float64 sum of finite float32 numbers is finite, so one pass settles it.
-            if not np.isfinite(np.add.reduce(vector, dtype=np.float64)):
+            with np.errstate(invalid="ignore"):
+                total = np.add.reduce(vector, dtype=np.float64)
+            if not np.isfinite(total):
                 if not contribution.scaled:
                     raise NebulaError(self._name_fault(bucket, vector, contribution.step))
                 faults.append(str(part))
