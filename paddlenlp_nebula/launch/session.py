@@ -10,13 +10,14 @@ ends them as it does in a terminal, needs no signal handler or thread of ours, a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.launch.family import die_with_parent
@@ -56,6 +57,7 @@ def start_recipe(
     Raises:
         ConfigurationError: there is no such recipe, it names no ``output_dir``, or the clusters make no sense.
             What else is wrong is found by the command; ``wait`` and ``watch`` raise it.
+        NebulaError: another run is writing to the same ``output_dir``.
 
     Linux ends the run together with the thread that calls this, not only with the process: call it from one that lives
     as long as the run should (in a notebook, any cell).
@@ -94,7 +96,9 @@ class LocalRun:
         self._alone = folder / "alone"
         self._stopped = False
         folder.mkdir(parents=True, exist_ok=True)
-        with open(self.log, "wb") as log:
+        with open(self.log, "ab") as log:
+            _lock(log, folder)
+            log.truncate(0)
             # By the clock of the file system, which need not be ours: all that is older is an earlier run's.
             self._started_ns = self.log.stat().st_mtime_ns
             self._process = subprocess.Popen(
@@ -198,6 +202,19 @@ class LocalRun:
         if read_report(self._alone, RESULT_NAME, since_ns=self._started_ns):
             columns["alone"] = self._alone
         return summary_table(columns, self._title)
+
+
+def _lock(log: IO[bytes], folder: Path) -> None:
+    """Hold the log as long as somebody has it open: the command that writes to it, that is, even after our end.
+
+    A cell that starts a run is easily executed twice, and two runs in one folder destroy each other's files.
+    """
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise NebulaError(
+            f"a run is still writing to {folder}: stop it first (run.stop()), or set another output_dir"
+        ) from None
 
 
 def _override_words(overrides: Mapping[str, object]) -> list[str]:
