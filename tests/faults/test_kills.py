@@ -24,7 +24,8 @@ def seconds_until_told(job: Job, other: Job, since: float, within_s: float) -> f
 
 
 def strike(stage: Stage, folder: Path, book: Book, victim: str, at: str, place: str = "") -> None:
-    with stage.jobs(folder, "--steps", str(STEPS)) as jobs:
+    # A data worker, forked after the clusters have met, inherits the leader's sockets.
+    with stage.jobs(folder, "--steps", str(STEPS), "--workers", "1") as jobs:
         hurt, other = jobs if at == "west" else jobs[::-1]
         hurt.reach(8)
         other.reach(8)
@@ -40,7 +41,7 @@ def strike(stage: Stage, folder: Path, book: Book, victim: str, at: str, place: 
             assert seconds_until_told(hurt, other, began, 1.0) < 1.0
             assert hurt.finished(STEPS)
             assert any(f"{other.cluster!r} was lost" in sentence for sentence in hurt.report()["degradations"])
-        nothing_left(*jobs)
+        nothing_left(*jobs, killed=victim == "trainer")
         book.note(f"SIGKILL of the {victim} of {at}{place}", seconds=seconds, limit_s=1, outcome="goes on alone")
 
 

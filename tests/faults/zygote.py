@@ -54,6 +54,7 @@ def wait_for_orders() -> list[str]:
 
 def become_trainer(order: dict[str, Any]) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    os.setsid()  # by which its data workers are found
     if order["site"] is not None:
         enter(**order["site"])
     folder = Path(order["folder"])

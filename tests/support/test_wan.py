@@ -68,6 +68,7 @@ def test_rate_delay_counters_and_cut(rtt_ms: int) -> None:
         assert 4e6 < east.counters().sent < 4.4e6
         assert 4e6 < west.counters().received < 4.4e6
         assert east.run(["hostname"]).stdout.strip() == "east"
+        assert east.run(["getent", "hosts", "west"]).stdout.split()[0] == west.address
         wan.cut("east")
         assert not reaches(west, east)
         assert not reaches(east, west)
@@ -99,6 +100,7 @@ def test_a_failing_block_leaves_nothing() -> None:
     with pytest.raises(KeyError) as caught, wide_area(rtt_ms=5) as wan:
         fail(wan)
     assert not namespaces_of(os.getpid())
+    assert not list(Path("/etc").glob(f"netns/*-{os.getpid()}-*"))
     assert os.waitpid(caught.value.args[0], 0)[1] == signal.SIGKILL
 
 

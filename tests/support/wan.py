@@ -38,6 +38,7 @@ __all__ = ["Counters", "Site", "WideArea", "available", "enter", "wide_area"]
 
 _PREFIX = "nebula-wan"
 _NAMESPACES = Path("/run/netns")
+_FILES = Path("/etc/netns")  # a namespace's folder here is laid over /etc by ``ip netns exec``
 _DEVICE = "wan"  # the site's own end
 _CLONE_NEWUTS, _CLONE_NEWNET = 0x04000000, 0x40000000
 _ENTER = 'hostname "$0" && exec "$@"'
@@ -170,9 +171,12 @@ def wide_area(
     sites = [Site(name, number, _own_name(f"{_made}-{name}")) for number, name in enumerate(names)]
     hub = _Relay(rtt_ms, loss) if rtt_ms else _Router(_own_name(f"{_made}-hub"))
     try:
+        hosts = "127.0.0.1 localhost\n" + "".join(f"{site.address} {site.name}\n" for site in sites)
         for site in sites:
             _ip("netns", "add", site.namespace)
             _ip("-n", site.namespace, "link", "set", "lo", "up")
+            (_FILES / site.namespace).mkdir(parents=True)
+            (_FILES / site.namespace / "hosts").write_text(hosts)
         hub.connect(sites)
         for site in sites:
             _ip("-n", site.namespace, "addr", "add", f"{site.address}/24", "dev", _DEVICE)
@@ -307,6 +311,9 @@ def _started(pid: int) -> str:
 
 def _remove(namespace: str) -> None:
     """End what still runs in a namespace, then delete it. Does nothing if there is none."""
+    shutil.rmtree(_FILES / namespace, ignore_errors=True)
+    with suppress(OSError):
+        _FILES.rmdir()  # unless somebody else has files there
     if not (_NAMESPACES / namespace).exists():
         return
     deadline = time.monotonic() + 5.0
