@@ -159,10 +159,7 @@ class NebulaCallback(TrainerCallback):
         if run.ended is not None:
             control.should_training_stop = True
         if run.local.is_leader:
-            state.trial_params = {
-                **(state.trial_params or {}),
-                _STATE_KEY: {"exchanges": run.number, "ledger": self.ledger.state()},
-            }
+            self._keep(state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Replace the metrics by the clusters' mean: best checkpoints and early stopping then agree."""
@@ -185,6 +182,7 @@ class NebulaCallback(TrainerCallback):
             return
         if "loss" in logs:
             self.ledger.note_loss(state.global_step, float(logs["loss"]))
+            self._keep(state)  # a step is logged before its checkpoint is written
         elif "train_loss" in logs:
             self.ledger.train_loss = float(logs["train_loss"])  # at the end: the mean over the run
         else:
@@ -241,6 +239,14 @@ class NebulaCallback(TrainerCallback):
             if getattr(self.nebula_args, name) == value
         ]:
             raise ConfigurationError(problems)
+
+    def _keep(self, state: Any) -> None:
+        """Put the counters where the next checkpoint finds them."""
+        assert self._run is not None
+        state.trial_params = {
+            **(state.trial_params or {}),
+            _STATE_KEY: {"exchanges": self._run.number, "ledger": self.ledger.state()},
+        }
 
     def _restore(self, state: Any) -> int:
         """Continue the counters of the checkpoint that training resumes from; returns the exchanges done."""

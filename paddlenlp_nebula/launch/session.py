@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -33,6 +34,9 @@ __all__ = ["LocalRun", "start_recipe"]
 
 _LOG_NAME = "nebula_run.log"
 _TAIL_LINES = 20
+# `nebula run` gets more pressing by itself, grace_s by grace_s; this is for one that hangs.
+_PATIENCE = ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
+_OF_THE_KERNEL = ("FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "MPLBACKEND")  # Jupyter sets them for its cells alone
 
 
 def start_recipe(
@@ -103,6 +107,7 @@ class LocalRun:
             self._started_ns = self.log.stat().st_mtime_ns
             self._process = subprocess.Popen(
                 command,
+                env={name: value for name, value in os.environ.items() if name not in _OF_THE_KERNEL},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -141,7 +146,7 @@ class LocalRun:
 
     def updates(self, every_s: float = 1.0) -> Iterator[dict[str, dict[str, Any]]]:
         """The reports whenever they have changed, and once more when the run has ended."""
-        shown: dict[str, dict[str, Any]] = {}
+        shown: dict[str, dict[str, Any]] = dict.fromkeys(self.directories, {})
         while self.running:
             if (reports := self.reports()) != shown:
                 shown = reports
@@ -188,7 +193,7 @@ class LocalRun:
 
         An interrupt meanwhile makes it less polite.
         """
-        for number, patience_s in ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        for number, patience_s in _PATIENCE:
             if not self.running:
                 return
             self._stopped = True

@@ -16,7 +16,7 @@ REPORT_NAME = "nebula_report.json"
 SCHEMA = 1
 # Both are rewritten with every report, so they must not grow without end.
 _KEPT_ROUNDS = 1000
-_KEPT_LOSSES = 1000
+_KEPT_LOSSES = 500
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Ledger:
         self.train_loss = loss
         self.losses.append([step, loss])
         if len(self.losses) > _KEPT_LOSSES:
-            del self.losses[1::2]  # in place: a checkpoint to come holds this list
+            del self.losses[1::2]
 
     def degrade(self, sentence: str) -> None:
         """Note that something went less well than asked for."""

@@ -16,6 +16,7 @@ from jupyter_client import BlockingKernelClient, KernelManager
 from nbclient import NotebookClient
 
 import paddlenlp_nebula
+from tests.support.scalars import scalars
 
 NOTEBOOK = Path(paddlenlp_nebula.__file__).parents[1] / "docs" / "notebooks" / "finetune_two_clusters.ipynb"
 SMALL = {"model": "scratch", "max_length": 16, "eval_sentences": 32, "compare_alone": False, "logging_steps": 1}
@@ -97,7 +98,12 @@ def test_runs_from_top_to_bottom_and_leaves_nothing(living: Living, tmp_path: Pa
         content, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     check_outputs(content)
-    assert json.loads((tmp_path / "runs/finetune_lora/east/nebula_report.json").read_text())["steps"] == 4
+    for cluster in ("west", "east"):
+        (folder,) = (tmp_path / "runs/finetune_lora" / cluster / "runs").iterdir()
+        curves = scalars(folder)  # for VisualDL
+        assert curves["nebula_rounds"][:4] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+        sent = [value for _, value in curves["nebula_mb_sent"]]
+        assert 0 < sent[0] < sent[1] < sent[2] < sent[3]
     wait_for(lambda: not living(), 10)
 
 

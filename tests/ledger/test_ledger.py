@@ -10,7 +10,32 @@ import pytest
 
 from paddlenlp_nebula.ledger.ledger import SCHEMA, Ledger, Round
 
-REQUIRED = ["schema", "cluster", "members", "strategy", "codec", "sync_every", "parameters_selected", "rounds", "steps", "tokens", "bytes_sent", "bytes_received", "bytes_dense_fp32_every_step", "reduction", "seconds_compute", "seconds_exposed", "utilisation", "link_mbit_s", "rtt_ms", "parameter_digest", "train_loss", "eval_loss", "degradations", "per_round"]
+REQUIRED = [
+    "schema",
+    "cluster",
+    "members",
+    "strategy",
+    "codec",
+    "sync_every",
+    "parameters_selected",
+    "rounds",
+    "steps",
+    "tokens",
+    "bytes_sent",
+    "bytes_received",
+    "bytes_dense_fp32_every_step",
+    "reduction",
+    "seconds_compute",
+    "seconds_exposed",
+    "utilisation",
+    "link_mbit_s",
+    "rtt_ms",
+    "parameter_digest",
+    "train_loss",
+    "eval_loss",
+    "degradations",
+    "per_round",
+]
 
 FACTS = {
     "cluster": "amber",
@@ -109,6 +134,22 @@ def test_an_older_state_may_lack_something() -> None:
     ledger.restore({"rounds": 3, "unknown": 1})
     assert (ledger.rounds, ledger.steps) == (3, 0)
     assert not hasattr(ledger, "unknown")
+
+
+def test_the_loss_curve_goes_on_after_a_resume_and_thins_out_when_full() -> None:
+    first = Ledger()
+    first.note_loss(1, 2.5)
+    state = json.loads(json.dumps(first.state()))
+    ledger = Ledger()
+    ledger.restore(state)
+    for step in range(2, 5001):
+        ledger.note_loss(step, 1 / step)
+    losses = ledger.report()["losses"]
+    assert 250 <= len(losses) <= 500
+    assert losses[0] == [1, 2.5]
+    assert losses[-1][0] > 4900
+    assert [step for step, _ in losses] == sorted({step for step, _ in losses})
+    assert ledger.train_loss == 1 / 5000
 
 
 def test_per_round_does_not_grow_without_end() -> None:
