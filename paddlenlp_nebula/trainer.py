@@ -79,7 +79,7 @@ class NebulaTrainerMixin:
 
     def _agree_on_resume(self, run: Run, wanted: str | bool | None) -> str | None:
         """The checkpoint to resume from, or None."""
-        path: str | None = get_last_checkpoint(self.args.output_dir) if wanted is True else (wanted or None)  # type: ignore[assignment]
+        path: str | None = get_last_checkpoint(self.args.output_dir) if wanted is True else (wanted or None)
         if self.nebula_args.sync_resume == "refuse":
             return path  # the handshake compares the steps
         own = _checkpoints(Path(path).parent if path else Path(self.args.output_dir))

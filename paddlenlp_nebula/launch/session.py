@@ -146,7 +146,7 @@ class LocalRun:
 
     def updates(self, every_s: float = 1.0) -> Iterator[dict[str, dict[str, Any]]]:
         """The reports whenever they have changed, and once more when the run has ended."""
-        shown: dict[str, dict[str, Any]] = dict.fromkeys(self.directories, {})
+        shown: dict[str, dict[str, Any]] = {name: {} for name in self.directories}
         while self.running:
             if (reports := self.reports()) != shown:
                 shown = reports

@@ -102,7 +102,7 @@ def convert(classes: Sequence[type], source: Source) -> tuple[Any, ...]:
         absent = [field.name for field in own if _required(field) and field.name not in values]
         problems += [f"{name} must be set, got nothing: add `{name}: ...`" for name in absent if name not in rejected]
         # A stand-in for what is absent lets the class still say what else is wrong.
-        inputs = {name: "absent" for name in absent}
+        inputs: dict[str, Any] = dict.fromkeys(absent, "absent")
         inputs.update({field.name: values[field.name] for field in own if field.name in values})
         try:
             instances.append(cls(**inputs))

@@ -104,7 +104,7 @@ def _make_trainer(
 
     from paddlenlp_nebula.trainer import NebulaTrainerMixin
 
-    class NebulaSFTTrainer(NebulaTrainerMixin, SFTTrainer):  # type: ignore[misc]
+    class NebulaSFTTrainer(NebulaTrainerMixin, SFTTrainer):
         """PaddleNLP's SFTTrainer, training together with other clusters."""
 
     return NebulaSFTTrainer(train_dataset=train, nebula_args=nebula, **common)

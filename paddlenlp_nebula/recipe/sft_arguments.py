@@ -63,7 +63,7 @@ def _refused(instance: Any, names: set[str]) -> list[str]:
 
 
 @dataclass
-class SftModelConfig(ModelConfig):  # type: ignore[misc]
+class SftModelConfig(ModelConfig):
     """``paddlenlp.trl.ModelConfig``, checked.
 
     Raises:
@@ -87,7 +87,7 @@ class SftModelConfig(ModelConfig):  # type: ignore[misc]
 
 
 @dataclass
-class SftDataConfig(DataConfig):  # type: ignore[misc]
+class SftDataConfig(DataConfig):
     """``paddlenlp.trl.DataConfig``, checked.
 
     Raises:
@@ -115,7 +115,7 @@ class SftDataConfig(DataConfig):  # type: ignore[misc]
 
 
 @dataclass
-class SftTrainingArguments(SFTConfig):  # type: ignore[misc]
+class SftTrainingArguments(SFTConfig):
     """``paddlenlp.trl.SFTConfig``, checked.
 
     Raises:
