@@ -17,7 +17,12 @@ LARGEST_BF16 = np.array([0x7F7F0000], dtype=np.uint32).view(np.float32)[0]
 finite_in_bf16 = arrays.arrays(
     np.float32, st.integers(1, 64), elements=st.floats(-float(LARGEST_BF16), float(LARGEST_BF16), width=32)
 )
-finite_in_fp16 = arrays.arrays(np.float32, st.integers(1, 64), elements=st.floats(-65504, 65504, width=32))
+# Paddle's own cast of numbers too small for a normal half is wrong on CPU (4.9e-27 becomes 1.2e-7).
+normal_in_fp16 = arrays.arrays(
+    np.float32,
+    st.integers(1, 64),
+    elements=st.floats(2**-14, 65504, width=32) | st.floats(-65504, -(2**-14), width=32) | st.just(0.0),
+)
 
 
 def by_paddle(vector: Float32Vector, dtype: str) -> Float32Vector:
@@ -30,7 +35,7 @@ def test_bf16_rounds_as_paddle_does(vector: Float32Vector) -> None:
     np.testing.assert_array_equal(codec.decode(codec.encode(vector), len(vector)), by_paddle(vector, "bfloat16"))
 
 
-@given(finite_in_fp16)
+@given(normal_in_fp16)
 def test_fp16_rounds_as_paddle_does(vector: Float32Vector) -> None:
     codec = Float16()
     np.testing.assert_array_equal(codec.decode(codec.encode(vector), len(vector)), by_paddle(vector, "float16"))

@@ -195,26 +195,23 @@ def test_a_slow_peer_is_waited_for_as_long_as_it_sends() -> None:
 
 def test_who_waits_for_another_shows_that_it_is_alive() -> None:
     """Cedar stops after its last word to amber but before that to birch: amber must not give up birch."""
-    amber, birch, cedar = meet(*NAMES[:3], timeout_s=0.4).values()
+    amber, birch, cedar = meet(*NAMES[:3], timeout_s=1.0).values()
     cedar.post(Kind.END, to=["amber"])
 
-    def at_amber() -> float:
-        with amber.receive("cedar", Kind.END):
-            pass
-        start = time.monotonic()
-        with amber.receive("birch", Kind.END):
-            return time.monotonic() - start
+    def at_amber() -> None:
+        for peer in ("cedar", "birch"):
+            with amber.receive(peer, Kind.END):
+                pass
 
     def at_birch() -> str:
         with pytest.raises(PeerLost) as lost, birch.receive("cedar", Kind.END):
             pass
-        time.sleep(0.2)
+        time.sleep(0.3)
         birch.post(Kind.END)
         return lost.value.peer
 
     outcomes = at_once({"amber": at_amber, "birch": at_birch})
-    assert outcomes["birch"] == "cedar"
-    assert outcomes["amber"] > 0.5
+    assert outcomes == {"amber": None, "birch": "cedar"}
     assert amber.bytes_received["WAITING"] >= HEADER_BYTES
 
 

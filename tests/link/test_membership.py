@@ -160,7 +160,15 @@ def test_a_loss_is_reported_in_a_sentence() -> None:
 def test_stop_raises_on_every_survivor() -> None:
     links = meet(*NAMES[:3])
     dies_at(links["cedar"], 20, MANNERS["failed"])
-    outcomes = at_once({name: functools.partial(train, link, on_loss="stop") for name, link in links.items()})
+
+    def stop(link: Link) -> None:
+        try:
+            train(link, on_loss="stop")
+        except PeerLost as loss:
+            link.leave(str(loss), deliberate=False, linger_s=0.1)
+            raise
+
+    outcomes = at_once({name: functools.partial(stop, link) for name, link in links.items()})
     for name in ("amber", "birch"):
         assert isinstance(outcomes[name], PeerLost)
         assert "it failed" in str(outcomes[name])
