@@ -166,6 +166,8 @@ class Run:
                 "members": len(average.batch_hashes),
             }
 
+        if self._link is not None:
+            self._count_bytes()  # what was said since the last round is not this one's
         waited = self._link.seconds_waiting if self._link else 0.0
         outcome = self.local.lead(work)
         self.alone, self.ended = outcome["alone"], outcome["ended"]
@@ -281,8 +283,7 @@ class Run:
                 part = values[bucket.start : bucket.stop]
                 if is_first:
                     part[:] = strategy.parameter_bucket(bucket)
-                    link.post(Kind.PARAMETERS, part.tobytes(), part=bucket.index)
-                    link.flush()  # one bucket at a time: a start needs no speed but bounded memory
+                    link.post(Kind.PARAMETERS, part.data.cast("B"), part=bucket.index)  # refers to values, no copy
                 else:
                     with link.receive(first, Kind.PARAMETERS, part=bucket.index) as message:
                         if message.frame.length != part.nbytes:
@@ -291,6 +292,7 @@ class Run:
                                 f"got {message.frame.length}"
                             )
                         part[:] = np.frombuffer(message.payload, dtype="<f4")
+            link.flush()
 
         self.local.lead(work)
         self.local.broadcast(values)

@@ -6,12 +6,10 @@ import json
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import psutil
-
 from paddlenlp_nebula.bench.copies import Copy, LinkCopy, SocketCopy, connect
+from paddlenlp_nebula.bench.meters import cpu_seconds, wire_bytes
 from paddlenlp_nebula.bench.plan import MESSAGE_BYTES, NAMES, Plan
 from paddlenlp_nebula.link.frames import checksum
 from paddlenlp_nebula.link.gather import all_gather_notes
@@ -40,7 +38,7 @@ def main() -> None:
             for way, copy in copies.items():
                 target[::MESSAGE_BYTES] = bytes(plan.messages)  # what is not written now shows in the digest
                 all_gather_notes(link, {"ready": True})
-                used, wire, before = _cpu_seconds(), _wire_bytes(), link.bytes_sent["BUCKET"]
+                used, wire, before = cpu_seconds(), wire_bytes()[0], link.bytes_sent["BUCKET"]
                 receives = directions == 2 or not first
                 arrivals = copy.run(sends=directions == 2 or first, receives=receives)
                 seconds = time.perf_counter() - arrivals.start
@@ -51,8 +49,8 @@ def main() -> None:
                         "repetition": repetition,
                         "seconds": seconds,
                         "steady_bytes_s": arrivals.rate(plan.omit_s),
-                        "cpu_s": {role: total - used[role] for role, total in _cpu_seconds().items()},
-                        "device_bytes_sent": _wire_bytes() - wire,
+                        "cpu_s": {role: total - used[role] for role, total in cpu_seconds().items()},
+                        "device_bytes_sent": wire_bytes()[0] - wire,
                         "link_bytes_sent": link.bytes_sent["BUCKET"] - before,
                         "digest": checksum(target) if receives else None,
                     }
@@ -60,22 +58,6 @@ def main() -> None:
     connection.close()
     link.leave("the measurement is complete", deliberate=True)
     print(json.dumps({"rtt_ms": rtt_ms, "samples": samples, "sent_digest": checksum(source)}))
-
-
-def _cpu_seconds() -> dict[str, float]:
-    """Seconds of computing of this process and of its courier, system calls included."""
-    leader = psutil.Process()
-    times = {"leader": leader.cpu_times(), "courier": None}
-    for child in leader.children(recursive=True):
-        if "paddlenlp_nebula.transport.courier_process" in child.cmdline() and "python" in child.name():
-            times["courier"] = child.cpu_times()
-    return {role: spent.user + spent.system if spent else 0.0 for role, spent in times.items()}
-
-
-def _wire_bytes() -> int:
-    """Bytes that all network devices visible here have sent."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
-    return sum(int(line.split(":")[1].split()[8]) for line in lines)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ class EveryStep:
             )
         share = {member: np.float32(weight / total) for member, weight in weights.items()}
         faults: list[str] = []
-        values = np.zeros(self._selection.numel, dtype=np.float32)
+        values = np.empty(self._selection.numel, dtype=np.float32)  # the first member fills it; zeros cost page faults
         scratch = np.empty(self._buckets[0].numel, dtype=np.float32)
         produce = self._producer(contribution, faults)
         for part, member, payload in all_gather(link, Kind.BUCKET, number, len(self._buckets), produce):
@@ -263,7 +263,7 @@ class EveryStep:
                     f"the gradient of {self._selection.names[index]!r} must be finite, got {bad} infinite or NaN of "
                     f"{len(piece)} elements at step {step}: lower the learning rate or look at the data of this step"
                 )
-        raise AssertionError("a bucket with a non-finite sum has a non-finite element")
+        raise AssertionError("a bucket that is not finite has an element that is not")
 
     def _close(self, link: Link, number: int, faulty: bool) -> tuple[str, ...]:
         link.post(Kind.END, round=number, flags=_NON_FINITE if faulty else 0)
