@@ -120,7 +120,7 @@ class Link:
         return all(self._streams[peer].room_for(length) for peer in self.peers)
 
     def flush(self) -> None:
-        """Wait until everything posted has been handed to the network.
+        """Wait until nothing posted needs this process any more: it is in memory that travels by itself.
 
         Raises:
             PeerLost: a peer takes nothing for ``timeout_s``.
@@ -129,12 +129,12 @@ class Link:
             stream = self._streams[peer]
             sent = stream.channel.bytes_sent
             deadline = Deadline(self.timeout_s)
-            while not stream.idle():
+            while not stream.settled():
                 self._pump()
                 if stream.channel.bytes_sent != sent:
                     sent = stream.channel.bytes_sent
                     deadline.renew()
-                if not stream.idle():
+                if not stream.settled():
                     self._check(peer, deadline, "took nothing")
                     self._wait(deadline, peer)
 
@@ -198,8 +198,9 @@ class Link:
                 while self._pongs[peer] == seen:
                     if self._next(peer) is not None:
                         return  # it is already further than this: what has been measured must do
-                    self._check(peer, deadline, "sent nothing")
-                    self._wait(deadline, peer)
+                    if self._pongs[peer] == seen:  # or the answer would be taken for as late as the next event
+                        self._check(peer, deadline, "sent nothing")
+                        self._wait(deadline, peer)
                 taken = time.perf_counter() - start
                 self.rtt_s[peer] = min(taken, self.rtt_s.get(peer, taken))
 

@@ -76,13 +76,6 @@ class Party:
         self.number = number
         return result
 
-    def notice_departures(self) -> None:
-        """Take account of goodbyes and deaths that have become known while nobody was waiting."""
-        if losses := self.link.departures():
-            for loss in losses.values():
-                self._lose(loss)
-            agree_on_members(self.link, self.number, self._lose)
-
     def _vote(self, number: int) -> None:
         """With three members and more: nobody applies a result before everybody is known to have it."""
         if len(self.link.members) >= 3:

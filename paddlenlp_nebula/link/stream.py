@@ -63,6 +63,10 @@ class Stream:
         """Whether everything pushed has been handed to the network."""
         return not self._outgoing and self.channel.flushed()
 
+    def settled(self) -> bool:
+        """Whether everything pushed gets there without any more help from this process."""
+        return not self._outgoing and (self.channel.autonomous or self.channel.flushed())
+
     def pump(self) -> None:
         """Move what can be moved, both ways.
 

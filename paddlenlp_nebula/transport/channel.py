@@ -15,6 +15,7 @@ What is *in* the chunks is the link's business (``link/frames.py``).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 __all__ = ["CHUNKS", "CHUNK_BYTES", "Channel"]
 
@@ -36,7 +37,10 @@ class Channel(ABC):
         chunk_bytes: capacity of one chunk, the same at both ends.
         bytes_sent: bytes committed so far.
         bytes_received: bytes of all chunks that have arrived and been released so far.
+        autonomous: whether committed chunks travel on while this process does something else.
     """
+
+    autonomous: ClassVar[bool] = True
 
     def __init__(self, peer: str, chunk_bytes: int) -> None:
         self.peer = peer

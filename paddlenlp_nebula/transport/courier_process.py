@@ -196,18 +196,19 @@ def guard(packets: socket.socket, leader: int, launcher: int) -> None:
     watched = select.poll()
     watched.register(os.pidfd_open(leader), select.POLLIN)
     watched.register(packets, select.POLLRDHUP)
+    mpiexec = os.pidfd_open(launcher)  # its number may be another's by the time it is needed
 
     def watch() -> None:
         watched.poll()
-        end(launcher)
+        end(mpiexec)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def end(launcher: int) -> NoReturn:
-    """End mpiexec, then this process, without a chance for MPI to hang in its clean-up."""
+def end(mpiexec: int) -> NoReturn:
+    """End mpiexec (a pidfd), then this process, without a chance for MPI to hang in its clean-up."""
     try:
-        os.killpg(launcher, signal.SIGKILL)
+        signal.pidfd_send_signal(mpiexec, signal.SIGKILL)
     finally:
         os._exit(1)
 

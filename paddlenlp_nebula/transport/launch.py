@@ -121,7 +121,13 @@ class Launch:
 
     def status(self) -> int | None:
         """mpiexec's exit status (negative: the signal), or None while it runs."""
-        return self._process.poll()
+        if self._process.returncode is None:
+            # Looked at, not reaped: as long as it is a zombie its process group's number cannot become another's.
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return None
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return self._process.returncode
 
     def adopt(self, courier: int) -> None:
         """Remember the process under mpiexec, which has said hello."""

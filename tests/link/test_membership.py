@@ -219,20 +219,6 @@ def test_a_link_between_two_of_three_dies(cut: tuple[str, str], together: tuple[
     assert all(f"cluster '{apart}' was lost" in sentences[name][0] for name in together)
 
 
-def test_notice_departures_between_rounds() -> None:
-    links = meet(*NAMES[:3])
-    links["cedar"].leave("it failed", deliberate=False, linger_s=0.05)
-
-    def act(link: Link) -> dict[str, Any]:
-        party = Party(link, on_loss="continue", quorum=1, report=lambda sentence: None)
-        if link.cluster == "amber":
-            party.notice_departures()
-        return party.together(lambda number: exchange(link, number))
-
-    outcomes = at_once({name: functools.partial(act, links[name]) for name in ("amber", "birch")})
-    assert outcomes["amber"] == outcomes["birch"] == {"amber": [0, 1], "birch": [0, 1]}
-
-
 def test_epochs_stay_equal_though_one_settled_earlier() -> None:
     """Amber settles one loss before birch does; afterwards both must still hear each other."""
     links = meet(*NAMES, timeout_s=2.0)
