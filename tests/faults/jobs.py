@@ -101,7 +101,7 @@ class Job:
 
     Attributes:
         cluster: its name.
-        pid: its trainer (the launcher, if there are several).
+        pid: its trainer (the launcher, if there are several); 0 where none was started.
         folder: where it runs; holds ``log`` and ``out/``.
     """
 
@@ -163,6 +163,8 @@ class Job:
 
     def family(self) -> list[psutil.Process]:
         """All its living processes."""
+        if self.pid == 0:  # also the session that Linux shows for processes from outside of a container
+            return []
         forked = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, ProcessLookupError):

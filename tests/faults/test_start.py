@@ -17,6 +17,11 @@ def last_line(job: Job) -> str:
     return job.lines()[-1]
 
 
+def test_a_job_that_was_not_started_has_no_processes(tmp_path: Path) -> None:
+    """What a case leaves is killed; session 0 is that of others: kernel threads, whatever has entered a container."""
+    assert Job("east", 0, tmp_path, "mark", lambda: 0).family() == []
+
+
 def test_the_other_is_not_started(stage: Stage, tmp_path: Path, book: Book) -> None:
     """The first cluster waits at its door for the second; the second looks for the first one's door."""
     (tmp_path / "1").mkdir()
