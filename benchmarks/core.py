@@ -27,9 +27,10 @@ from paddlenlp_nebula.bench.link import free_ports, measure_link, messages_for  
 from paddlenlp_nebula.bench.plan import NAMES, Plan  # noqa: E402
 from tests.support.wan import available, wide_area  # noqa: E402
 
-FULL = {"parameters": 30_000_000, "rounds": 5, "mib": 256, "repetitions": 5, "seconds": 15.0, "line_repetitions": 2}
-TINY = {"parameters": 300_000, "rounds": 2, "mib": 4, "repetitions": 1, "seconds": 0.5, "line_repetitions": 1}
-LINES = ((100.0, 50.0), (1000.0, 0.0))  # Mbit/s, ms: rate and round trip
+FULL = {"parameters": 30_000_000, "rounds": 5, "mib": 256, "repetitions": 5, "line_repetitions": 2}
+TINY = {"parameters": 300_000, "rounds": 2, "mib": 4, "repetitions": 1, "line_repetitions": 1}
+LINES = ((100.0, 50.0, 15.0), (1000.0, 20.0, 4.0))  # Mbit/s, ms of round trip, seconds per copy
+TINY_LINES = tuple((rate, rtt, 0.3) for rate, rtt, _ in LINES)
 MIB = 1 << 20
 
 
@@ -154,10 +155,12 @@ def loopback_link(sizes: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str,
     return {"what": "link, loopback", **found}, figures
 
 
-def line_link(rate_mbit: float, rtt_ms: float, sizes: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def line_link(
+    rate_mbit: float, rtt_ms: float, seconds: float, sizes: dict[str, Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The link over an emulated line."""
     name = f"link at {rate_mbit:g} Mbit/s, {rtt_ms:g} ms"
-    found = measure_line(rate_mbit, rtt_ms, sizes["seconds"], sizes["line_repetitions"])
+    found = measure_line(rate_mbit, rtt_ms, seconds, sizes["line_repetitions"])
     figures = []
     for row, what in zip(found.get("rates", ({}, {})), ("one direction", "both"), strict=True):
         for key, other in (("share", "a plain socket"), ("share_of_iperf3", "iperf3")):
@@ -178,7 +181,7 @@ def main() -> None:
         lambda: dense("bf16", sizes),
         lambda: lora(sizes),
         lambda: loopback_link(sizes),
-        *(lambda line=line: line_link(*line, sizes) for line in LINES),
+        *(lambda line=line: line_link(*line, sizes) for line in (TINY_LINES if options.tiny else LINES)),
     ]
     result: dict[str, Any] = {**facts(["python", "benchmarks/core.py", *sys.argv[1:]]), "figures": [], "rows": []}
     for part in parts:

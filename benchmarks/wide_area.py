@@ -54,7 +54,7 @@ def _iperf3(west: Site, east: Site, seconds: float) -> dict[int, float] | None:
     common = ["iperf3", "-c", west.address, "-t", str(round(seconds)), "-O", str(round(_OMIT_S)), "-J"]
     found = {}
     for directions, options in ((1, ["-R"]), (2, ["--bidir"])):  # -R: from west to east, as the copies
-        with west.popen(["iperf3", "-s", "-1"], stdout=subprocess.PIPE, text=True) as server:
+        with west.popen(["iperf3", "-s", "-1", "--forceflush"], stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             while "listening" not in server.stdout.readline():
                 pass

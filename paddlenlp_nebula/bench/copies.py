@@ -127,14 +127,17 @@ class SocketCopy(Copy):
         self._connection.recv(1)
         return arrivals
 
-    def rtt_s(self, times: int = 5) -> float:
-        """The shortest of a few round trips of one byte (both sides call it)."""
+    def rtt_s(self, *, asks: bool, times: int = 5) -> float:
+        """The shortest of a few round trips of one byte, on the side that asks; the other side answers."""
         shortest = float("inf")
         for _ in range(times):
             start = time.perf_counter()
-            self._connection.sendall(b".")
-            self._connection.recv(1)
-            shortest = min(shortest, time.perf_counter() - start)
+            if asks:
+                self._connection.sendall(b"?")
+                self._connection.recv(1)
+                shortest = min(shortest, time.perf_counter() - start)
+            else:
+                self._connection.sendall(self._connection.recv(1))
         return shortest
 
 

@@ -91,8 +91,8 @@ def summarise(plan: Plan, seen: Mapping[str, Mapping[str, Any]]) -> dict[str, An
     paid = payload * 2 * plan.repetitions
     return {
         **{key: rates[0][key] for key in ("link_mb_s", "socket_mb_s", "share")},
-        "rtt_ms": max(side["rtt_ms"]["link"] for side in seen.values()),
-        "socket_rtt_ms": max(side["rtt_ms"]["socket"] for side in seen.values()),
+        "rtt_ms": seen[NAMES[0]]["rtt_ms"]["link"],
+        "socket_rtt_ms": seen[NAMES[0]]["rtt_ms"]["socket"],
         "overhead_percent": 100 * (sent - paid) / paid,
         "rates": rates,
         "payload_bytes": payload,
