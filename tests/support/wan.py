@@ -40,7 +40,8 @@ _PREFIX = "nebula-wan"
 _NAMESPACES = Path("/run/netns")
 _FILES = Path("/etc/netns")  # a namespace's folder here is laid over /etc by ``ip netns exec``
 _DEVICE = "wan"  # the site's own end
-_CLONE_NEWUTS, _CLONE_NEWNET = 0x04000000, 0x40000000
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
+_MS_BIND, _MS_PRIVATE_ALL = 0x1000, 0x44000
 _ENTER = 'hostname "$0" && exec "$@"'
 _made = 0
 
@@ -116,7 +117,11 @@ def enter(name: str, namespace: str) -> None:
     """Move this thread, and what it will start, to a site (after a fork that is the whole process)."""
     libc = ctypes.CDLL(None, use_errno=True)
     there = os.open(_NAMESPACES / namespace, os.O_RDONLY)
-    if libc.setns(there, _CLONE_NEWNET) != 0 or libc.unshare(_CLONE_NEWUTS) != 0:
+    moved = libc.setns(there, _CLONE_NEWNET) == 0 and libc.unshare(_CLONE_NEWUTS | _CLONE_NEWNS) == 0
+    moved = moved and libc.mount(None, b"/", None, _MS_PRIVATE_ALL, None) == 0
+    for file in (_FILES / namespace).iterdir():
+        moved = moved and libc.mount(bytes(file), bytes(Path("/etc") / file.name), None, _MS_BIND, None) == 0
+    if not moved:
         raise OSError(ctypes.get_errno(), f"cannot move to the site {name!r}")
     os.close(there)
     socket.sethostname(name)
@@ -177,6 +182,7 @@ def wide_area(
             _ip("-n", site.namespace, "link", "set", "lo", "up")
             (_FILES / site.namespace).mkdir(parents=True)
             (_FILES / site.namespace / "hosts").write_text(hosts)
+            (_FILES / site.namespace / "resolv.conf").write_text("# no name server: nothing waits for one\n")
         hub.connect(sites)
         for site in sites:
             _ip("-n", site.namespace, "addr", "add", f"{site.address}/24", "dev", _DEVICE)
