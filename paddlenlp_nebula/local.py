@@ -7,6 +7,7 @@ that says "still waiting", and finally "done" or "failed".
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -40,6 +41,7 @@ class LocalGroup:
         self.size: int = dist.get_world_size()
         self.is_leader = self.rank == 0
         self._announced = 0.0
+        self._leading = False
 
     def lead(self, work: Callable[[], Any]) -> Any:
         """Run ``work`` on the leader; every process returns its result (JSON) or raises its error.
@@ -51,18 +53,26 @@ class LocalGroup:
         if not self.is_leader:
             return self._follow()
         self._announced = time.monotonic()
+        self._leading = True
         try:
             result = work()
             payload = json.dumps(result).encode()
         except BaseException as error:
-            self._announce(_FAILED, f"{type(error).__name__}: {error}".encode())
+            with contextlib.suppress(Exception):  # a local peer may be what failed; the first error matters more
+                self._announce(_FAILED, f"{type(error).__name__}: {error}".encode())
             raise
+        finally:
+            self._leading = False
         self._announce(_DONE, payload)
         return result
 
     def tick(self) -> None:
-        """On the leader: tell the local peers from time to time that the wait goes on."""
-        if self.size > 1 and time.monotonic() - self._announced > _ANNOUNCE_S:
+        """On the leader, in `lead`: tell the local peers from time to time that the wait goes on.
+
+        At other times nothing: they do not listen then, and would be waited for in vain (by a leader that has failed
+        and says goodbye, for example).
+        """
+        if self._leading and time.monotonic() - self._announced > _ANNOUNCE_S:
             self._announce(_WAITING)
 
     def sum(self, *numbers: float) -> list[float]:
