@@ -90,6 +90,11 @@ class Link:
         """The other members, in order."""
         return tuple(name for name in self.members if name != self.cluster)
 
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """The channel to each other member."""
+        return {peer: stream.channel for peer, stream in self._streams.items()}
+
     # Sending
 
     def post(
@@ -169,7 +174,7 @@ class Link:
                 raise NebulaError(
                     f"cluster {self.cluster!r} expected {kind.name} (round {round}, part {part}) from cluster {peer!r}, "
                     f"got {frame.kind.name} (round {frame.round}, part {frame.part}): do both run the same release and "
-                    "the same script?"
+                    "the same script, and evaluate at the same steps?"
                 )
             yield message
 

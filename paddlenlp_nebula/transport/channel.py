@@ -37,6 +37,8 @@ class Channel(ABC):
         chunk_bytes: capacity of one chunk, the same at both ends.
         bytes_sent: bytes committed so far.
         bytes_received: bytes of all chunks that have arrived and been released so far.
+        bytes_delivered: bytes of the committed chunks that the peer is known to have.
+        seconds_sending: time in which any of those was on its way; 0 where nobody has looked at a clock.
         autonomous: whether committed chunks travel on while this process does something else.
     """
 
@@ -47,6 +49,8 @@ class Channel(ABC):
         self.chunk_bytes = chunk_bytes
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.bytes_delivered = 0
+        self.seconds_sending = 0.0
 
     @abstractmethod
     def free_chunks(self) -> int:

@@ -22,10 +22,10 @@ import socket
 import struct
 import sys
 import time
-import weakref
 from contextlib import suppress
 
 from ..errors import ProtocolError
+from ..forking import close_in_children
 from .channel import CHUNK_BYTES, CHUNKS
 from .doorbells import Doorbell, Kind, Record, pack, unpack
 from .launch import Launch
@@ -36,22 +36,6 @@ __all__ = ["CourierChannel"]
 _START_S = 60.0  # Python, mpi4py and MPI_Init take 0.3 s on an idle machine
 _NOT_STARTED = f"its courier did not start within {_START_S:g} s; check that mpiexec and mpi4py work here"
 _LAST_RECORDS_S = 0.3  # between the courier's end and mpiexec's exit status
-
-_open_channels: weakref.WeakSet[CourierChannel] | None = None
-
-
-def _forget_in_child() -> None:
-    for channel in list(_open_channels or ()):
-        channel._forget()
-
-
-def _register(channel: CourierChannel) -> None:
-    """From the first courier on, forked data workers drop what they inherit, or a dead trainer would look alive."""
-    global _open_channels
-    if _open_channels is None:
-        _open_channels = weakref.WeakSet()
-        os.register_at_fork(after_in_child=_forget_in_child)
-    _open_channels.add(channel)
 
 
 class CourierChannel(RingChannel):
@@ -104,7 +88,7 @@ class CourierChannel(RingChannel):
         self._epoll = select.epoll()
         for fd in (self._listener.fileno(), self._launch.log_fd, self._launch.exit_fd):
             self._epoll.register(fd, select.EPOLLIN)
-        _register(self)
+        close_in_children(self)  # or a dead trainer would look alive
 
     @property
     def launcher(self) -> int:
@@ -209,6 +193,7 @@ class CourierChannel(RingChannel):
         while (record := self._bell.read()) is not None:
             if record.kind is Kind.SENT and record.slot in self._in_flight:
                 self._sent(record.slot)
+                self.seconds_sending = 1e-6 * record.number
             elif record.kind is Kind.RECEIVED and self._fits(record):
                 self._with_courier.remove(record.slot)
                 self._arrived(record.slot, record.number)
@@ -258,8 +243,8 @@ class CourierChannel(RingChannel):
         with suppress(BufferError):
             self._memory.close()  # else with the last view that somebody holds
 
-    def _forget(self) -> None:
-        """In a forked child: let go of everything, touch nothing that belongs to the parent."""
+    def close_in_child(self) -> None:
+        """In a forked data worker: let go of everything, touch nothing that belongs to the parent."""
         if not self._closed:
             self._closed = True
             self._drop_sockets()

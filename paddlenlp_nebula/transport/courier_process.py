@@ -94,6 +94,8 @@ class Courier:
         self._pump: Pump | None = None
         self._port = ""
         self._given: set[int] = set()  # receive slots that the leader holds
+        self._sending_s = 0.0  # time in which chunks were on their way, up to the last look at them
+        self._looked_at = 0.0
 
     def run(self) -> None:
         """Work until the leader has gone.
@@ -127,6 +129,8 @@ class Courier:
             if order.kind is Kind.SEND and self._pump is not None:
                 if order.slot >= len(self._send_slots) or not 1 <= order.number <= self._chunk_bytes:
                     raise ProtocolError(f"no chunk {order.slot} of {order.number} bytes")
+                if not self._pump.sending:
+                    self._looked_at = time.monotonic()
                 self._pump.send(order.slot, order.number)
             elif order.kind is Kind.FREE and self._pump is not None:
                 self._given.remove(order.slot)
@@ -182,8 +186,12 @@ class Courier:
         if self._pump is None:
             return False
         sent, received = self._pump.test()
+        if sent:
+            now = time.monotonic()
+            self._sending_s += now - self._looked_at
+            self._looked_at = now
         for slot in sent:
-            self._bell.post(Record(Kind.SENT, slot))
+            self._bell.post(Record(Kind.SENT, slot, round(1e6 * self._sending_s)))
         for slot, nbytes in received:
             self._given.add(slot)
             self._bell.post(Record(Kind.RECEIVED, slot, nbytes))

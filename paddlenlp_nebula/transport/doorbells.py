@@ -31,7 +31,7 @@ class Kind(IntEnum):
     CONNECT = 6  # (leader; text: the port)
     CONNECTED = 7  # (courier)
     SEND = 8  # (leader; slot, number: bytes)
-    SENT = 9  # (courier; slot)
+    SENT = 9  # (courier; slot, number: microseconds so far in which chunks were on their way)
     RECEIVED = 10  # (courier; slot, number: bytes)
     FREE = 11  # (leader; slot)
     LOST = 12  # (courier; text: why)

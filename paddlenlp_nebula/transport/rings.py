@@ -31,7 +31,7 @@ class RingChannel(Channel):
         self._send_slots = list(send_slots)
         self._receive_slots = list(receive_slots)
         self._free = deque(range(len(send_slots)))
-        self._in_flight: set[int] = set()
+        self._in_flight: dict[int, int] = {}  # slot -> bytes
         self._received: deque[tuple[int, int]] = deque()
         self._reserved: int | None = None
         self._peeked = False
@@ -51,7 +51,7 @@ class RingChannel(Channel):
         """Move what can be moved, without waiting."""
 
     def _sent(self, slot: int) -> None:
-        self._in_flight.remove(slot)
+        self.bytes_delivered += self._in_flight.pop(slot)
         self._free.append(slot)
 
     def _arrived(self, slot: int, nbytes: int) -> None:
@@ -82,7 +82,7 @@ class RingChannel(Channel):
         if not 1 <= nbytes <= self.chunk_bytes:
             raise ValueError(f"commit() takes 1..{self.chunk_bytes} bytes, got {nbytes}")
         slot, self._reserved = self._reserved, None
-        self._in_flight.add(slot)
+        self._in_flight[slot] = nbytes
         self.bytes_sent += nbytes
         if not self._closed and self._loss is None:
             self._submit(slot, nbytes)

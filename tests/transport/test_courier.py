@@ -74,6 +74,27 @@ def test_contract(
             contract.close_all(each)
 
 
+def test_the_time_of_sending_is_the_couriers() -> None:
+    """The rate counts the time in which chunks were on their way, not that in which nobody looked."""
+    with pair() as (west, east):
+        began = time.monotonic()
+        contract.send(west, b"first")
+        assert contract.receive(east) == b"first"
+        contract.wait_until(west.flushed, west)
+        taken_s = time.monotonic() - began
+        assert west.bytes_delivered == west.bytes_sent == 5
+        assert 0 < west.seconds_sending <= taken_s
+        before = west.seconds_sending
+        time.sleep(0.5)
+        contract.send(west, b"second")
+        time.sleep(0.5)  # delivered long before anybody looks
+        assert contract.receive(east) == b"second"
+        contract.wait_until(west.flushed, west)
+        assert west.bytes_delivered == 11
+        assert west.seconds_sending - before < 0.25
+        assert east.seconds_sending == 0
+
+
 def drive(*channels: CourierChannel, within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
