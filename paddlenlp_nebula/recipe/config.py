@@ -120,7 +120,7 @@ def _chosen_recipe(source: Source, file_name: str) -> Recipe:
     setting = source.settings.pop("recipe", None)
     if setting is None or setting.value is None:
         return RECIPES["sft"]
-    if setting.value not in RECIPES:
+    if not isinstance(setting.value, str) or setting.value not in RECIPES:
         problem = f"recipe must be {' or '.join(map(repr, RECIPES))}, got {_shown(setting)} ({setting.where})"
         raise ConfigurationError([*source.problems, problem])
     return RECIPES[str(setting.value)]

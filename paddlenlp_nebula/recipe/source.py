@@ -74,7 +74,11 @@ def find_recipe(name: str) -> Path:
         ConfigurationError: there is no such file.
     """
     path = Path(name).expanduser()
-    if path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # no name for a file, such as a whole recipe
+        raise ConfigurationError([f"there is no recipe file {name!r:.80}: {error.strerror}"]) from None
+    if is_file:
         return path
     shipped = shipped_recipes()
     if name in shipped:
@@ -94,12 +98,13 @@ def read_recipe(path: Path) -> Source:
         ConfigurationError: the file cannot be read or parsed, or is not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError([f"the recipe file {str(path)!r} cannot be read: {error}"]) from None
-    if path.suffix == ".json":
-        return _read_json(text, path.name)
-    return _read_yaml(text, path.name)
+    try:
+        return _read_json(text, path.name) if path.suffix == ".json" else _read_yaml(text, path.name)
+    except RecursionError:
+        raise ConfigurationError([f"{path.name} must be flat, got values nested without end"]) from None
 
 
 def read_overrides(tokens: Sequence[str]) -> Source:
@@ -165,8 +170,9 @@ _TextLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|n
 
 def _read_yaml(text: str, name: str) -> Source:
     source = Source()
-    loader = _TextLoader(text)
+    loader = None
     try:
+        loader = _TextLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             kind = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
@@ -174,18 +180,19 @@ def _read_yaml(text: str, name: str) -> Source:
         for key_node, value_node in root.value:
             key = loader.construct_object(key_node, deep=True)
             where = f"line {key_node.start_mark.line + 1} of {name}"
-            if key in source.settings:
+            if not isinstance(key, str):
+                source.problems.append(f"keys are plain words, got {key!r} in {where}")
+            elif key in source.settings:
                 source.problems.append(
                     f"{key} is set twice, in {source.settings[key].where} and in {where}: remove one of the two"
                 )
-            elif not isinstance(key, str):
-                source.problems.append(f"keys are plain words, got {key!r} in {where}")
             else:
                 _add(source, key, loader.construct_object(value_node, deep=True), where)
     except yaml.YAMLError as error:
         raise ConfigurationError([f"{name} is not valid YAML: {' '.join(str(error).split())}"]) from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return source
 
 

@@ -181,6 +181,12 @@ def test_all_problems_come_together(tmp_path: Path, classes: tuple[type, ...]) -
         ("a.json", "[1]", "must be a mapping of keys to values, got a list"),
         ("a.json", "{", "is not valid JSON"),
         ("a.yaml", "recipe: clasify", "recipe must be 'classify' or 'sft', got 'clasify' (line 1 of a.yaml)"),
+        ("a.yaml", "recipe: [classify]", "recipe must be 'classify' or 'sft', got ['classify'] (line 1 of a.yaml)"),
+        ("a.yaml", "recipe: clasify\n? [a, b]\n: 1", "keys are plain words, got ['a', 'b'] in line 2 of a.yaml"),
+        ("a.yaml", "max_steps: 5\0", "is not valid YAML: unacceptable character #x0000"),
+        ("a.yaml", "[" * 5000, "a.yaml must be flat, got values nested without end"),
+        ("a.json", '{"a":' + "[" * 200000, "a.json must be flat, got values nested without end"),
+        ("a.json", '\ufeff{"recipe": "clasify"}', "recipe must be 'classify' or 'sft', got 'clasify' (in a.json)"),
     ],
 )
 def test_files_that_are_no_recipes(tmp_path: Path, name: str, content: str, said: str) -> None:
@@ -193,6 +199,11 @@ def test_files_that_are_no_recipes(tmp_path: Path, name: str, content: str, said
 def test_json_that_sets_a_key_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"lora": true, "lora": false}')
     assert read_recipe(tmp_path / "a.json").problems == ["lora is set twice in a.json: remove one of the two"]
+
+
+def test_a_name_that_no_file_can_have() -> None:
+    with pytest.raises(ConfigurationError, match=r"there is no recipe file .xxx.*File name too long"):
+        load_configuration("x" * 5000)
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
