@@ -11,7 +11,7 @@ from typing import IO
 
 import click
 
-from paddlenlp_nebula.cli.sites import roster_here, site_options
+from paddlenlp_nebula.cli.sites import hyphens, roster_here, site_options
 from paddlenlp_nebula.launch.lines import COLOURS, LineWriter
 from paddlenlp_nebula.launch.roster import Roster, paddle_command, split_devices, thread_variables
 from paddlenlp_nebula.launch.supervisor import Cluster, Outcome, Supervisor, exit_code
@@ -19,7 +19,7 @@ from paddlenlp_nebula.launch.supervisor import Cluster, Outcome, Supervisor, exi
 __all__ = ["launch"]
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False, "token_normalize_func": hyphens})
 @site_options
 @click.option(
     "--log-dir",

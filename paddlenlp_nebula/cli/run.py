@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 
 from paddlenlp_nebula.cli.progress import Board
-from paddlenlp_nebula.cli.sites import roster_here, site_options
+from paddlenlp_nebula.cli.sites import hyphens, roster_here, site_options
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.launch.family import die_with_parent
 from paddlenlp_nebula.launch.reports import forget_reports
@@ -60,7 +60,7 @@ class _Plan:
         return Cluster(directory.name, command, environment, log=directory / "cluster.log")
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"ignore_unknown_options": True, "token_normalize_func": hyphens})
 @site_options
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.launch.roster import Roster, local_roster
 
-__all__ = ["roster_here", "site_options"]
+__all__ = ["hyphens", "roster_here", "site_options"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -42,6 +43,11 @@ _OPTIONS = (
         help="After Ctrl-C, time to end by themselves before SIGTERM, and again before SIGKILL.",
     ),
 )
+
+
+def hyphens(option: str) -> str:
+    """Lets options be written with underscores, too, as PaddleNLP's are: --local_clusters is --local-clusters."""
+    return option.replace("_", "-")
 
 
 def site_options(command: _Command) -> _Command:
@@ -76,6 +82,17 @@ def roster_here(
     if local_clusters is not None:
         raise ConfigurationError(
             [f"either --local-clusters or --cluster must be given, got both ({local_clusters} and {cluster!r})"]
+        )
+    if missing := [
+        option
+        for option, given, variable in (
+            ("--clusters A,B", clusters, "NEBULA_CLUSTERS"),
+            ("--rendezvous HOST:PORT", rendezvous, "NEBULA_RENDEZVOUS"),
+        )
+        if not given and not os.environ.get(variable)
+    ]:
+        raise ConfigurationError(
+            [f"--cluster {cluster} needs {' and '.join(missing)} beside it, the same on every site, got nothing"]
         )
     site = NebulaArguments(cluster=cluster, clusters=clusters, rendezvous=rendezvous)
     assert site.rendezvous is not None  # NebulaArguments has checked it

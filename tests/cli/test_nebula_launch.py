@@ -221,6 +221,10 @@ def test_one_site_becomes_its_cluster(script: Script) -> None:
         (["--local-clusters", "2", "--cluster", "west"], "either --local-clusters or --cluster"),
         (["--local-clusters", "2", "--rendezvous", "h:1"], "--rendezvous goes with --cluster"),
         (["--cluster", "x", "--clusters", "west,east", "--rendezvous", "h"], "the configuration has 2 problems"),
+        (["--cluster", "west"], "--cluster west needs --clusters A,B and --rendezvous HOST:PORT"),
+        (["--cluster", "west", "--clusters", "west,east"], "--cluster west needs --rendezvous HOST:PORT beside it"),
+        (["-n", "2"], "-n"),  # as for mpirun
+        (["--local-cluster", "2"], "--local-clusters"),
     ],
 )
 def test_contradictions_are_refused(script: Script, words: list[str], said: str) -> None:
@@ -229,6 +233,12 @@ def test_contradictions_are_refused(script: Script, words: list[str], said: str)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_options_may_be_written_as_paddlenlps_are(script: Script) -> None:
+    done = launch("--local_clusters", "1", "--grace_s=3", script("print(sys.argv[1:])"), "--local_clusters", "7")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "west | ['--local_clusters', '7']\n"
 
 
 def test_a_shared_output_dir_is_warned_of(script: Script) -> None:

@@ -83,6 +83,12 @@ def test_overrides_may_come_before_and_between_options(nebula_run: Runner) -> No
     assert words_of("west")[1:4] == ["--max_steps=3", "--learning_rate", "-1"]
 
 
+def test_options_may_be_written_as_paddlenlps_are(nebula_run: Runner) -> None:
+    result = nebula_run("--local_clusters", "2", "--max_steps", "3")
+    assert result.exit_code == 0, result.output
+    assert words_of("west")[1:3] == ["--max_steps", "3"]
+
+
 def test_one_site_takes_the_rest_from_the_recipe(nebula_run: Runner) -> None:
     result = nebula_run("--cluster", "east")
     assert result.exit_code == 0, result.output
