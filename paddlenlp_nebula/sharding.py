@@ -19,12 +19,17 @@ class ClusterShard(Dataset):
         cluster_index: which part, from 0.
         clusters: how many parts; their lengths differ by one at most.
         seed: decides which sample belongs to whom.
+
+    Attributes:
+        whole: samples in the whole dataset.
+        indices: those of this part, in the order in which they are numbered here.
     """
 
     def __init__(self, dataset: Any, cluster_index: int, clusters: int, seed: int) -> None:
         super().__init__()
         self._dataset = dataset
-        order = np.random.RandomState(seed).permutation(len(dataset))
+        self.whole = len(dataset)
+        order = np.random.RandomState(seed).permutation(self.whole)
         self.indices = order[cluster_index::clusters]
 
     def __len__(self) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paddlenlp.trainer import Trainer
+from paddlenlp.trainer.trainer import SCHEDULER_NAME
 from paddlenlp.trainer.trainer_utils import get_last_checkpoint, has_length
 from paddlenlp.utils.log import logger
 
@@ -15,7 +17,7 @@ from paddlenlp_nebula.callback import NebulaCallback
 from paddlenlp_nebula.errors import HandshakeError
 from paddlenlp_nebula.farewell import telling_the_others
 from paddlenlp_nebula.run import Run, check_same
-from paddlenlp_nebula.sharding import shard_dataset
+from paddlenlp_nebula.sharding import ClusterShard, shard_dataset
 
 __all__ = ["NebulaTrainer", "NebulaTrainerMixin"]
 
@@ -68,8 +70,11 @@ class NebulaTrainerMixin:
             if has_length(loader):
                 own_per_epoch = max(1, len(loader) // self.args.gradient_accumulation_steps)
                 own = int(own_per_epoch * self.args.num_train_epochs)
-        notes = run.notes({"max_steps": int(self.args.max_steps), "planned_steps": own})
+        notes = run.notes({"max_steps": int(self.args.max_steps), "planned_steps": own, **self._shard_facts()})
         check_same(notes, "max_steps", "set the same max_steps on all clusters, or none and let them agree")
+        check_same(notes, "sync_data", "deal one dataset out on all clusters (shard), or let each bring its own (own)")
+        check_same(notes, "dataset_length", "sync_data='shard' deals out one dataset: give all clusters the same one")
+        check_same(notes, "seed", "sync_data='shard' deals the dataset out by the seed: set the same one")
         agreed = max(note["planned_steps"] for note in notes.values())
         if agreed != own:
             logger.info(
@@ -77,12 +82,24 @@ class NebulaTrainerMixin:
             )
         return int(agreed)
 
+    def _shard_facts(self) -> dict[str, Any]:
+        """What must be equal for the clusters' parts of the dataset to be disjoint and complete."""
+        data = self.train_dataset
+        if self.nebula_args.sync_data == "own":
+            return {"sync_data": "own", "dataset_length": None, "seed": None}
+        if isinstance(data, ClusterShard):
+            return {"sync_data": "shard", "dataset_length": data.whole, "seed": int(self.args.seed)}
+        return {"sync_data": "shard", "dataset_length": None, "seed": None}  # dealt out in turn
+
     def _agree_on_resume(self, run: Run, wanted: str | bool | None) -> str | None:
         """The checkpoint to resume from, or None."""
         path: str | None = get_last_checkpoint(self.args.output_dir) if wanted is True else (wanted or None)
         if self.nebula_args.sync_resume == "refuse":
             return path  # the handshake compares the steps
-        own = _checkpoints(Path(path).parent if path else Path(self.args.output_dir))
+        needed = (
+            ["trainer_state.json"] if self.args.ignore_save_lr_and_optim else ["trainer_state.json", SCHEDULER_NAME]
+        )
+        own = _checkpoints(Path(path).parent if path else Path(self.args.output_dir), needed, latest=_step_of(path))
         notes = run.notes({"resume": path is not None, "steps": sorted(own)})
         if not any(note["resume"] for note in notes.values()):
             return None
@@ -109,11 +126,23 @@ class NebulaTrainer(NebulaTrainerMixin, Trainer):
     """
 
 
-def _checkpoints(folder: Path) -> dict[int, Path]:
-    """step -> folder of each complete checkpoint in an output folder."""
+def _step_of(checkpoint: str | Path | None) -> int | None:
+    """The step that a checkpoint's folder is named after; None if it is not."""
+    match = re.fullmatch(r"checkpoint-(\d+)", Path(checkpoint).name) if checkpoint else None
+    return int(match[1]) if match else None
+
+
+def _checkpoints(folder: Path, needed: Sequence[str], latest: int | None = None) -> dict[int, Path]:
+    """step -> folder of each complete checkpoint in an output folder, up to that of step ``latest``.
+
+    The Trainer writes its own state first, then the optimizer's, then the scheduler's: a cluster that was killed in
+    between would otherwise resume with a new optimizer, without a word.
+    """
     found = {}
     for path in folder.glob("checkpoint-*"):
-        match = re.fullmatch(r"checkpoint-(\d+)", path.name)
-        if match and (path / "trainer_state.json").is_file():  # written last of what resuming needs
-            found[int(match[1])] = path
+        step = _step_of(path)
+        if step is None or (latest is not None and step > latest):
+            continue
+        if all((path / name).is_file() for name in needed):
+            found[step] = path
     return found
