@@ -155,7 +155,7 @@ class Run:
         def work() -> dict[str, Any]:
             nonlocal average
             average = self._leader_strategy().average(Contribution(step, weight, loss_scale, scaled, batch_hash))
-            self._note_outcome(average)
+            self._note_outcome(average, step)
             party = self._leader_party()
             return {
                 "present": average.present,
@@ -177,7 +177,7 @@ class Run:
             values = average.values if average else np.empty(self._selection.numel, dtype=np.float32)
             self.local.broadcast(values)
             apply_average(self._selection, values, outcome["present"], skip=bool(non_finite), loss_scale=loss_scale)
-        if self._link is not None:
+        if self._link is not None and outcome["members"]:
             self._record(step, outcome["share"], time.perf_counter() - start, self._link.seconds_waiting - waited)
         return non_finite
 
@@ -301,7 +301,10 @@ class Run:
         if self._strategy is not None:
             self._strategy.refresh_digests()
 
-    def _note_outcome(self, average: Average) -> None:
+    def _note_outcome(self, average: Average, step: int) -> None:
+        if average.ended_by:
+            names = ", ".join(map(repr, average.ended_by))
+            self._leader_party().end(f"cluster {names} ended training before step {step}: everybody ends there")
         seen: dict[int, str] = {}
         for member, batch_hash in average.batch_hashes.items():
             if batch_hash and batch_hash in seen:

@@ -44,12 +44,11 @@ class Kind(IntEnum):
     PARAMETERS = 13  # initial values, one bucket
     NOTE = 14  # a small JSON object: metrics, agreed numbers
     WAITING = 15  # "I am alive, and wait for somebody else"
-    ROUND = 20  # opens a round: weight, step, digests
+    ROUND = 20  # opens a round: weight, step, digests; or says that there is none
     BUCKET = 21
     END = 22  # closes a member's contribution: finite or not
     VOTE = 23  # "I have everything of this round" (three clusters and more)
     EPOCH = 24  # a new member list, proposed after a loss
-    DIGESTS = 25  # a 64-bit hash of each bucket of the parameters
 
 
 _KINDS = frozenset(Kind)

@@ -76,6 +76,11 @@ class Party:
         self.number = number
         return result
 
+    def end(self, sentence: str) -> None:
+        """A member has ended training for everybody."""
+        self.ended = self.ended or sentence
+        self._report(sentence)
+
     def _vote(self, number: int) -> None:
         """With three members and more: nobody applies a result before everybody is known to have it."""
         if len(self.link.members) >= 3:
@@ -89,8 +94,7 @@ class Party:
             return
         self.link.drop(loss)
         if loss.deliberate:
-            self.ended = self.ended or f"cluster {loss.peer!r} ended training: {loss.reason}"
-            self._report(self.ended)
+            self.end(f"cluster {loss.peer!r} ended training: {loss.reason}")
             return
         left = ", ".join(self.link.members)
         self._report(f"cluster {loss.peer!r} was lost after exchange {self.number}: {loss.reason}; members now: {left}")

@@ -27,6 +27,7 @@ __all__ = ["Average", "Contribution", "EveryStep", "apply_average"]
 
 _ROUND = struct.Struct("!QdQ")  # step, weight, hash of the first batch; then digests and the presence bits
 _NON_FINITE = 1  # flag of END
+_FINAL = 1  # flag of ROUND: this member takes no further step
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Average:
         share: this cluster's part of the average, 0..1.
         non_finite: members whose gradients were infinite or NaN: everybody must skip the step.
         batch_hashes: member -> hash of its first batch (round 1), else 0.
+        ended_by: members that have taken their last step: there is no average, and nobody goes further.
     """
 
     values: Float32Vector
@@ -65,6 +67,7 @@ class Average:
     share: float
     non_finite: tuple[str, ...]
     batch_hashes: Mapping[str, int]
+    ended_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class _Opening:
     batch_hash: int
     digests: tuple[int, ...]
     present: bytes
+    final: bool = False
 
 
 class EveryStep:
@@ -139,28 +143,22 @@ class EveryStep:
             raise NebulaError(
                 f"clusters {self.party.link.cluster!r} and {member!r} must hold identical parameters {when}, but "
                 f"bucket {index} of {len(own)} differs ({names[0]} ... {names[-1]}): unlike hardware rounds "
-                "differently, or something changed parameters on one side only"
+                "differently, the optimizers differ (a custom one, or another checkpoint's state), or something changed "
+                "parameters on one side only"
             )
 
     def compare_final(self) -> None:
-        """Compare the parameters once more, after the last step."""
+        """Compare the parameters once more, after the last step.
 
-        layout = struct.Struct(f"!{len(self.digests)}Q")
-        own = memoryview(layout.pack(*self.digests))
-
-        def gather_digests(number: int) -> dict[str, tuple[int, ...]]:
-            found = {}
-            for _, member, payload in all_gather(self.party.link, Kind.DIGESTS, number, 1, lambda part: own):
-                if len(payload) != layout.size:
-                    raise PeerLost(member, f"its DIGESTS must be {layout.size} bytes, got {len(payload)}")
-                found[member] = layout.unpack(payload)
-            return found
-
-        self.compare_digests(self.party.together(gather_digests), "at the end")
+        A member that wanted to go on learns of the end in the same exchange, see `Average.ended_by`.
+        """
+        self.party.together(lambda number: self._open(self.party.link, number, None))
 
     def _exchange(self, number: int, contribution: Contribution) -> Average:
         link = self.party.link
         openings = self._open(link, number, contribution)
+        if ended_by := tuple(member for member, opening in openings.items() if opening.final):
+            return Average(np.empty(0, dtype=np.float32), [], 0.0, (), {}, ended_by)
         weights = {member: openings[member].weight for member in link.members}
         total = sum(weights.values())
         if not total > 0:
@@ -190,31 +188,36 @@ class EveryStep:
         hashes = {member: opening.batch_hash for member, opening in openings.items()}
         return Average(values, present, float(share[link.cluster]), non_finite, hashes)
 
-    def _open(self, link: Link, number: int, contribution: Contribution) -> dict[str, _Opening]:
-        has = [gradient(parameter) is not None for parameter in self._selection.parameters]
+    def _open(self, link: Link, number: int, contribution: Contribution | None) -> dict[str, _Opening]:
+        """Exchange the openings of a round; without a contribution this member says that it goes no further."""
+        final = contribution is None
+        ours = contribution or Contribution(step=0, weight=0.0)
+        has = [not final and gradient(parameter) is not None for parameter in self._selection.parameters]
         opening = (
-            _ROUND.pack(contribution.step, contribution.weight, contribution.batch_hash)
+            _ROUND.pack(ours.step, ours.weight, ours.batch_hash)
             + struct.pack(f"!{len(self.digests)}Q", *self.digests)
             + np.packbits(has).tobytes()
         )
-        link.post(Kind.ROUND, opening, round=number)
+        flags = _FINAL if final else 0
+        link.post(Kind.ROUND, opening, round=number, flags=flags)
         openings = {}
         for member in link.members:
             if member == link.cluster:
-                openings[member] = self._parse_opening(opening, member)
+                openings[member] = self._parse_opening(opening, member, flags)
             else:
                 with link.receive(member, Kind.ROUND, round=number) as message:
-                    openings[member] = self._parse_opening(bytes(message.payload), member)
+                    openings[member] = self._parse_opening(bytes(message.payload), member, message.frame.flags)
         for member, theirs in openings.items():
-            if theirs.step != contribution.step:
+            if not final and not theirs.final and theirs.step != ours.step:
                 raise NebulaError(
                     f"all clusters must be at the same step in round {number}, but {link.cluster!r} is at "
-                    f"{contribution.step} and {member!r} at {theirs.step}: do both skip the same data?"
+                    f"{ours.step} and {member!r} at {theirs.step}: do both skip the same data?"
                 )
-        self.compare_digests({member: theirs.digests for member, theirs in openings.items()}, f"before round {number}")
+        when = "at the end" if final else f"before round {number}"
+        self.compare_digests({member: theirs.digests for member, theirs in openings.items()}, when)
         return openings
 
-    def _parse_opening(self, payload: bytes, member: str) -> _Opening:
+    def _parse_opening(self, payload: bytes, member: str, flags: int) -> _Opening:
         count, bits = len(self._buckets), -(-len(self._selection) // 8)
         wanted = _ROUND.size + 8 * count + bits
         if len(payload) != wanted:
@@ -223,7 +226,7 @@ class EveryStep:
         if not 0 <= weight < float("inf"):
             raise ProtocolError(f"the weight of cluster {member!r} must be finite and not negative, got {weight}")
         hashes = struct.unpack_from(f"!{count}Q", payload, _ROUND.size)
-        return _Opening(step, weight, batch_hash, hashes, payload[-bits:])
+        return _Opening(step, weight, batch_hash, hashes, payload[-bits:], bool(flags & _FINAL))
 
     def _producer(self, contribution: Contribution, faults: list[str]) -> Callable[[int], memoryview]:
         inverse = np.float32(1.0 / contribution.loss_scale)

@@ -327,6 +327,28 @@ def test_the_final_comparison() -> None:
         assert "must hold identical parameters at the end, but bucket 0 of 4 differs" in sentence
 
 
+@pytest.mark.parametrize("enders", [(0,), (1,), (0, 2), (0, 1, 2)])
+def test_who_has_taken_its_last_step_ends_the_training_of_all(enders: tuple[int, ...]) -> None:
+    """Without an average, without a loss, and after the comparison of the parameters."""
+
+    def goes_on(member: Member) -> Average:
+        return member.strategy.average(Contribution(step=1, weight=1.0))
+
+    group = members(3)
+    outcomes = together(
+        group, lambda member, i: member.strategy.compare_final() if i in enders else goes_on(member).ended_by
+    )
+    names = tuple(group[i].link.cluster for i in enders)
+    assert outcomes == [None if i in enders else names for i in range(3)]
+    assert [len(member.link.members) for member in group] == [3] * 3
+    fill(group[2].model, 5)
+    group[2].strategy.refresh_digests()
+    for sentence in refusals(
+        group, lambda member, i: member.strategy.compare_final() if i in enders else goes_on(member)
+    ):
+        assert "must hold identical parameters" in sentence
+
+
 def test_different_steps_are_refused_by_all() -> None:
     group = members(3)
     for sentence in refusals(group, lambda member, i: member.exchange(step=5 + (i == 1))):
@@ -406,13 +428,6 @@ def test_an_impossible_weight_is_refused(weight: float) -> None:
     put(birch, packed(Kind.ROUND, opening_of(birch, weight=weight), round=1))
     assert amber.exchange().share == 1.0
     assert "weight of cluster 'birch' must be finite and not negative" in amber.link.losses()["birch"].reason
-
-
-def test_digests_of_the_wrong_size() -> None:
-    amber, birch = members(2)
-    put(birch, packed(Kind.DIGESTS, bytes(31), round=1))
-    with pytest.raises(PeerLost, match="its DIGESTS must be 32 bytes, got 31"):
-        amber.strategy.compare_final()
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

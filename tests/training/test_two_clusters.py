@@ -51,6 +51,8 @@ IDENTICAL = [
     },
     {"name": "shared-data", "model": "mlp", "items": 64, "nebula": {"sync_data": "shard"}},
     {"name": "iterable-shared", "model": "mlp", "nebula": {"sync_data": "shard"}},
+    {"name": "stopped-first", "model": "mlp", "per_cluster": {"west": {"stop_at": 3}}},
+    {"name": "stopped-second", "model": "mlp", "trainer": "callback", "per_cluster": {"east": {"stop_at": 3}}},
     {"name": "same-batch", "model": "mlp", "items": 16, "train": {"max_steps": 2}},
     {"name": "workers", "model": "mlp", "items": 64, "train": {"dataloader_num_workers": 2, "max_steps": 4}},
     {
@@ -147,6 +149,17 @@ def test_the_same_first_batch_is_noticed(folder):
     west, _ = _both(folder, "same-batch")
     assert any("same first batch" in sentence for sentence in west.report["degradations"])
     assert not any("same first batch" in s for s in _both(folder, "shared-data")[0].report["degradations"])
+
+
+@pytest.mark.parametrize("name", ["stopped-first", "stopped-second"])
+def test_a_cluster_that_stops_early_ends_the_training_of_all(folder, name):
+    west, east = _both(folder, name)
+    stopped, other = (west, east) if name == "stopped-first" else (east, west)
+    assert (stopped.report["steps"], other.report["steps"]) == (3, 3)
+    assert stopped.report["degradations"] == []
+    assert len(other.report["degradations"]) == 1
+    assert "ended training before step 4: everybody ends there" in other.report["degradations"][0]
+    assert {west.report["status"], east.report["status"]} == {"done"}
 
 
 def test_early_stopping_and_best_model_agree(folder):

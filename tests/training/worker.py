@@ -73,6 +73,17 @@ class Record(TrainerCallback):
         self.evaluations.append({"step": state.global_step, **metrics})
 
 
+class Stopper(TrainerCallback):
+    """Asks its own Trainer to stop after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            control.should_training_stop = True
+
+
 class Killer(TrainerCallback):
     """Ends the process without a word once a step is reached."""
 
@@ -118,6 +129,8 @@ def run(spec: dict, cluster: str, out: Path) -> dict:
     callbacks = [record]
     if patience := spec.get("patience"):
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
+    if "stop_at" in spec:
+        callbacks.append(Stopper(spec["stop_at"]))
     if "kill_at" in spec:
         callbacks.append(Killer(spec["kill_at"]))
     common = {
