@@ -157,7 +157,7 @@ class NebulaArguments:
             found.append(f"clusters must name at most 64 clusters, got {len(names)}")
         if self.rendezvous not in ("world", "loopback"):
             host, colon, port = (self.rendezvous or "").rpartition(":")
-            if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
                 found.append(
                     "rendezvous must be 'host:port' with a port from 1 to 65535, 'world' or 'loopback', "
                     f"got {self.rendezvous!r}"

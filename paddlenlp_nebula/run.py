@@ -254,6 +254,7 @@ class Run:
             timeout_s=arguments.sync_timeout_s,
             on_event=self._on_event,
             on_wait=self.local.tick,
+            say=self._say,
         )
         self._party = Party(
             self._link, on_loss=arguments.sync_on_loss, quorum=arguments.sync_quorum, report=self._degrade

@@ -66,6 +66,7 @@ def test_what_is_missing_is_named_with_its_variable(missing: list[str]) -> None:
         ("rendezvous", "host:0", "a port from 1 to 65535"),
         ("rendezvous", "host:65536", "a port from 1 to 65535"),
         ("rendezvous", "host:port", "got 'host:port'"),
+        ("rendezvous", "host:8²", "got 'host:8²'"),
         ("sync_strategy", "sometimes", "sync_strategy must be 'every_step', got 'sometimes'"),
         ("sync_parameters", "some", "sync_parameters must be 'all' or 'trainable' or 'adapters', got 'some'"),
         ("sync_codec", "fp8", "sync_codec must be 'fp32' or 'bf16' or 'fp16', got 'fp8'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["Deadline"]
+__all__ = ["Deadline", "Reminder"]
 
 
 class Deadline:
@@ -32,3 +32,27 @@ class Deadline:
     def passed(self) -> bool:
         """Whether the silence has lasted ``timeout_s``."""
         return self._clock() >= self._at
+
+
+class Reminder:
+    """Says now and then that a wait goes on, so that it does not look like a hang.
+
+    Args:
+        say: takes a sentence.
+        every_s: seconds between two of them; the first comes after a sixth of that.
+        clock: as for `Deadline`.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], every_s: float = 60.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say = say
+        self._every_s = every_s
+        self._clock = clock
+        self._due = clock() + every_s / 6
+
+    def say(self, sentence: str) -> None:
+        """Say it if it is time."""
+        if self._clock() >= self._due:
+            self._due = self._clock() + self._every_s
+            self._say(sentence)

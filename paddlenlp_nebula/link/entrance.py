@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import socket
 import time
 from collections.abc import Callable, Sequence
 
 from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
+from paddlenlp_nebula.link.deadlines import Reminder
 from paddlenlp_nebula.link.door import MAX_STRANGERS, Door, Event, arrivals
 from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
 from paddlenlp_nebula.link.line import Line
@@ -33,24 +36,33 @@ def keep_door(
         NebulaError: the port cannot be listened on.
     """
     host, _, port = where.rpartition(":")
-    last: OSError | None = None
-    for address in (host.strip("[]"), ""):
-        try:
-            listener = socket.create_server(
-                (address, int(port)),
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                backlog=MAX_STRANGERS,
-            )
-        except OSError as error:
-            last = error
-            continue
-        listener.setblocking(False)
-        return Door(clusters[0], clusters, where, listener=listener, line=None, timeout_s=timeout_s, on_event=on_event)
-    assert last is not None
-    raise NebulaError(
-        f"cluster {clusters[0]!r} must open the run's door at rendezvous={where!r}, but cannot listen there "
-        f"({last.strerror or last}): choose a free port of this machine"
-    )
+    try:
+        listener = _listen(host.strip("[]"), int(port))
+    except OSError as error:
+        raise NebulaError(
+            f"cluster {clusters[0]!r} must open the run's door at rendezvous={where!r}, but cannot listen there "
+            f"({error.strerror or error}): choose a free port of this machine"
+        ) from None
+    listener.setblocking(False)
+    return Door(clusters[0], clusters, where, listener=listener, line=None, timeout_s=timeout_s, on_event=on_event)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen on ``host`` if it is an address of this machine that others can reach, else on all addresses."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # Many systems give their own name a loopback address, where nobody from another site could knock.
+        hidden = ipaddress.ip_address(address[0]).is_loopback and host != address[0] and host != "localhost"
+        if not hidden:
+            return socket.create_server(address[:2], family=family, backlog=MAX_STRANGERS)
+    except socket.gaierror:
+        pass  # known to the other sites only
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:  # which a router between them has
+            raise
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=MAX_STRANGERS)
+    return socket.create_server(("", port), backlog=MAX_STRANGERS)
 
 
 def knock(
@@ -61,6 +73,7 @@ def knock(
     timeout_s: float,
     on_event: Callable[[Event], None] | None = None,
     while_waiting: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Door:
     """Knock at the first cluster's door until it opens.
 
@@ -71,6 +84,7 @@ def knock(
         timeout_s: how long to keep trying, seconds.
         on_event: see `Door`.
         while_waiting: called between attempts.
+        say: told now and then what is being waited for.
 
     Raises:
         NebulaError: nobody opened in time.
@@ -79,8 +93,10 @@ def knock(
     host, _, port = where.rpartition(":")
     deadline = time.monotonic() + timeout_s
     trouble = "nothing answered"
+    reminder = Reminder(say)
     while (left_s := deadline - time.monotonic()) > 0:
         while_waiting()
+        reminder.say(f"still looking for cluster {clusters[0]!r} at {where} ({trouble}), {left_s:.0f} s more")
         try:
             connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(_KNOCK_TIMEOUT_S, left_s))
             line, arrived = _introduce(connection, cluster, clusters, where)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paddlenlp_nebula.errors import ChannelLost, HandshakeError, NebulaError, PeerLost
-from paddlenlp_nebula.link.deadlines import Deadline
+from paddlenlp_nebula.link.deadlines import Deadline, Reminder
 from paddlenlp_nebula.link.door import Door, Event
 from paddlenlp_nebula.link.entrance import keep_door, knock
 from paddlenlp_nebula.link.frames import Kind
@@ -31,6 +31,7 @@ def open_link(
     timeout_s: float,
     on_event: Callable[[Event], None] | None = None,
     on_wait: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Link:
     """Meet all other clusters and return the link to them.
 
@@ -41,6 +42,7 @@ def open_link(
         timeout_s: longest wait for the others, and later for a silent peer, seconds.
         on_event: called from the door's thread when a cluster dies or says goodbye.
         on_wait: called at least every 0.2 s while waiting.
+        say: told now and then who is being waited for.
 
     Raises:
         NebulaError: a cluster did not come in time; says who is missing and where it was looked for.
@@ -64,9 +66,11 @@ def open_link(
         if cluster == clusters[0]:
             door = keep_door(rendezvous, clusters, timeout_s=timeout_s, on_event=on_event)
         else:
-            door = knock(rendezvous, cluster, clusters, timeout_s=timeout_s, on_event=on_event, while_waiting=on_wait)
+            door = knock(
+                rendezvous, cluster, clusters, timeout_s=timeout_s, on_event=on_event, while_waiting=on_wait, say=say
+            )
         try:
-            channels.update(_couriers(door, cluster, clusters, deadline, on_wait))
+            channels.update(_couriers(door, cluster, clusters, deadline, on_wait, say))
         except BaseException:
             door.close()
             raise
@@ -77,7 +81,12 @@ def open_link(
 
 
 def _couriers(
-    door: Door, cluster: str, clusters: Sequence[str], deadline: Deadline, on_wait: Callable[[], None]
+    door: Door,
+    cluster: str,
+    clusters: Sequence[str],
+    deadline: Deadline,
+    on_wait: Callable[[], None],
+    say: Callable[[str], None],
 ) -> dict[str, Channel]:
     """Start a courier per peer and join each with its counterpart.
 
@@ -88,7 +97,7 @@ def _couriers(
 
     couriers = {peer: CourierChannel(peer) for peer in clusters if peer != cluster}
     try:
-        _connect(couriers, door, cluster, clusters, deadline, on_wait)
+        _connect(couriers, door, cluster, clusters, deadline, on_wait, Reminder(say))
     except BaseException as error:
         for peer in couriers:  # at once: a courier that ends says nothing of the reason
             door.send(Kind.LEAVE, peer, {"reason": f"{type(error).__name__}: {error}"[:2000], "deliberate": False})
@@ -105,6 +114,7 @@ def _connect(
     clusters: Sequence[str],
     deadline: Deadline,
     on_wait: Callable[[], None],
+    reminder: Reminder,
 ) -> None:
     accepting = clusters[list(clusters).index(cluster) + 1 :]
     announced: set[str] = set()
@@ -134,6 +144,9 @@ def _connect(
         if deadline.passed():
             unjoined = [peer for peer, courier in couriers.items() if not courier.connected]
             raise lost or NebulaError(_who_is_missing(door, cluster, clusters, unjoined, deadline.timeout_s))
+        missing = [name for name in clusters if name not in door.arrived()]
+        what = f"{', '.join(map(repr, missing))} to knock at {door.where}" if missing else "MPI to connect"
+        reminder.say(f"still waiting for {what}, {deadline.remaining_s():.0f} s more")
         _sleep([door.fileno(), *(courier.fileno() for courier in couriers.values())])
         on_wait()
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -19,6 +20,7 @@ import pytest
 
 from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
 from paddlenlp_nebula.link import door as door_module
+from paddlenlp_nebula.link.deadlines import Reminder
 from paddlenlp_nebula.link.door import MAX_STRANGERS, Door, Event
 from paddlenlp_nebula.link.entrance import keep_door, knock
 from paddlenlp_nebula.link.frames import HEADER_BYTES, PROTOCOL_VERSION, Frame, Kind, checksum
@@ -147,6 +149,37 @@ def test_a_name_that_is_not_this_machines_means_all_addresses(where: str) -> Non
     birch = knock(where, "birch", CLUSTERS, timeout_s=5)
     birch.close()
     keeper.close()
+
+
+@pytest.mark.parametrize(("host", "knocked"), [("::1", "[::1]"), ("[::1]", "::1"), ("localhost", "localhost")])
+def test_other_ways_to_write_this_machine(where: str, host: str, knocked: str) -> None:
+    port = where.split(":")[1]
+    keeper = keep_door(f"{host}:{port}", CLUSTERS, timeout_s=5)
+    knock(f"{knocked}:{port}", "birch", CLUSTERS, timeout_s=5).close()
+    keeper.close()
+
+
+def test_a_name_that_hides_this_machine_means_all_addresses(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where /etc/hosts gives the machine's own name the address 127.0.1.1."""
+    resolve = socket.getaddrinfo
+
+    def as_on_debian(host: Any, *args: Any, **kwargs: Any) -> Any:
+        return resolve("127.0.1.1" if host == "amber.example.org" else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", as_on_debian)
+    port = where.split(":")[1]
+    keeper = keep_door(f"amber.example.org:{port}", CLUSTERS, timeout_s=5)
+    knock(f"127.0.0.1:{port}", "birch", CLUSTERS, timeout_s=5).close()
+    keeper.close()
+
+
+def test_who_looks_for_the_door_says_so(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("paddlenlp_nebula.link.entrance.Reminder", functools.partial(Reminder, every_s=1.2))
+    with pytest.raises(NebulaError, match="did not find it"):
+        knock(where, "birch", CLUSTERS, timeout_s=1, say=said.append)
+    assert len(said) == 1
+    assert re.fullmatch(f"still looking for cluster 'amber' at {where} .*refused.*, [01] s more", said[0])
 
 
 def test_something_else_answers(where: str) -> None:
