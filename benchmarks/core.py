@@ -192,7 +192,7 @@ def main() -> None:
             verdict = {True: "met", False: "NOT MET", None: ""}[entry["met"]]
             value = "-" if entry["value"] is None else f"{entry['value']:.4g}"
             print(f"{entry['name']:70} {value:>8} {entry['unit']:4} {entry['target']:10} {verdict}", flush=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+        options.output.write_text(json.dumps(result, indent=1) + "\n")  # after each part: a late failure loses little
 
 
 if __name__ == "__main__":
