@@ -37,7 +37,7 @@ _MPI = """
 import json, mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-print(json.dumps(MPI.Get_library_version().strip("\\0\\n ").splitlines()[0]))
+print(json.dumps(" ".join(MPI.Get_library_version().strip("\\0\\n ").splitlines()[0].split())))
 """
 
 

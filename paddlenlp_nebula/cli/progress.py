@@ -27,7 +27,6 @@ class Board:
     Args:
         console: where to.
         directories: cluster -> its output directory.
-        unreported: what is shown for a cluster without a report.
         line_every_s: time between two plain lines, when ``console`` is not a terminal.
         clock: seconds, for tests.
     """
@@ -37,13 +36,11 @@ class Board:
         console: Console,
         directories: Mapping[str, Path],
         *,
-        unreported: str = "starting",
         line_every_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
         self._directories = directories
-        self._unreported = unreported
         self._line_every_s = line_every_s
         self._clock = clock
         self._next_line = clock() + line_every_s
@@ -65,7 +62,7 @@ class Board:
     def __enter__(self) -> Board:
         if self._console.is_terminal:
             for name in self._directories:
-                self._tasks[name] = self._progress.add_task(name, total=None, steps="", facts=self._unreported)
+                self._tasks[name] = self._progress.add_task(name, total=None, steps="", facts="starting")
             self._progress.start()
         return self
 
@@ -112,9 +109,9 @@ class Board:
         self._console.print(" | ".join(parts), markup=False, highlight=False, soft_wrap=True)
 
     def _facts(self, name: str, report: Mapping[str, Any]) -> str:
-        facts = [self._ended.get(name) or str(report.get("status", self._unreported))]
-        if isinstance(report.get("train_loss"), (int, float)):
-            facts.append(f"loss {_number(report, 'train_loss', '.3f')}")
+        facts = [self._ended.get(name) or _status(report) or "starting"]
+        if (loss := _last_loss(report)) is not None:
+            facts.append(f"loss {loss:.3f}")
         if report.get("bytes_sent"):
             facts.append(f"sent {bytes_text(report['bytes_sent'])}")
         if isinstance(report.get("utilisation"), (int, float)):
@@ -129,3 +126,19 @@ def _steps(report: Mapping[str, Any]) -> str:
         return ""
     most = report.get("max_steps")
     return f"{report['steps']}/{most}" if isinstance(most, int) and most > 0 else str(report["steps"])
+
+
+def _status(report: Mapping[str, Any]) -> str:
+    """How the training is; when it is done but the process still runs, that evaluates, saves, and so on."""
+    status = str(report.get("status", ""))
+    return "finishing" if status == "done" else status
+
+
+def _last_loss(report: Mapping[str, Any]) -> float | None:
+    """The loss as last logged; a finished training reports the mean of them all as its ``train_loss``."""
+    losses = report.get("losses")
+    if isinstance(losses, list) and losses and isinstance(losses[-1], list):
+        loss = losses[-1][-1]
+    else:
+        loss = report.get("train_loss")
+    return float(loss) if isinstance(loss, (int, float)) else None

@@ -54,7 +54,8 @@ class _Plan:
         ]
         environment = {**os.environ, **self.roster.environment(name)}
         if len(self.here) > 1:
-            environment |= thread_variables(len(self.here) * self.processes, os.environ)
+            # Alone, a cluster has all cores, but devices as before.
+            environment |= thread_variables((1 if alone else len(self.here)) * self.processes, os.environ)
             environment |= split_devices(self.here.index(name), len(self.here), os.environ)
         command = paddle_command(str(_WORKER), words, self.processes, directory / "processes")
         return Cluster(directory.name, command, environment, log=directory / "cluster.log")
@@ -141,8 +142,7 @@ def _supervise(jobs: Sequence[Cluster], console: Console, grace_s: float) -> tup
         assert job.log is not None
         directories[job.name] = job.log.parent
         forget_reports(job.log.parent)
-    # Alone, a cluster exchanges nothing and so reports nothing.
-    with Board(console, directories, unreported="training" if "alone" in directories else "starting") as board:
+    with Board(console, directories) as board:
 
         def on_exit(outcome: Outcome) -> None:
             stopped = supervisor.interrupted_by is not None

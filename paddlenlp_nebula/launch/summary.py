@@ -69,7 +69,7 @@ _ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("status", _plain("status")),
     ("steps", _plain("steps")),
     ("rounds of exchange", _plain("rounds")),
-    ("training loss", _formatted("train_loss", ".4f")),
+    ("mean training loss", _formatted("train_loss", ".4f")),
     ("evaluation loss", _formatted("eval_loss", ".4f")),
     ("evaluation accuracy", _formatted("eval_accuracy", ".3f")),
     ("sent", lambda report: bytes_text(report["bytes_sent"]) if "bytes_sent" in report else ""),

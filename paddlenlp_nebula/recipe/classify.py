@@ -210,10 +210,11 @@ def _make_trainer(
     if alone:
         from paddlenlp.trainer import Trainer
 
+        from paddlenlp_nebula.recipe.solo import SoloReport
         from paddlenlp_nebula.sharding import shard_dataset
 
         part = shard_dataset(train, nebula.cluster_index, len(nebula.cluster_names), training.seed)
-        return Trainer(train_dataset=part, **common)
+        return Trainer(train_dataset=part, callbacks=[SoloReport(nebula.cluster_name)], **common)
     from paddlenlp_nebula.trainer import NebulaTrainer
 
     return NebulaTrainer(train_dataset=train, nebula_args=nebula, **common)

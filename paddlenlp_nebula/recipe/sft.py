@@ -97,10 +97,11 @@ def _make_trainer(
         "data_args": data_args,
     }
     if alone:
+        from paddlenlp_nebula.recipe.solo import SoloReport
         from paddlenlp_nebula.sharding import shard_dataset
 
         part = shard_dataset(train, nebula.cluster_index, len(nebula.cluster_names), training.seed)
-        return SFTTrainer(train_dataset=part, **common)
+        return SFTTrainer(train_dataset=part, callbacks=[SoloReport(nebula.cluster_name)], **common)
 
     from paddlenlp_nebula.trainer import NebulaTrainerMixin
 

@@ -181,6 +181,16 @@ def test_plain_lines_now_and_then(tmp_path: Path) -> None:
     assert out.getvalue().splitlines() == [line] * 3
 
 
+def test_the_last_loss_is_shown_and_that_the_process_still_works(tmp_path: Path) -> None:
+    report = {"steps": 20, "max_steps": 20, "status": "done", "train_loss": 1.9, "losses": [[10, 2.5], [20, 1.25]]}
+    (tmp_path / "nebula_report.json").write_text(json.dumps(report))
+    out = io.StringIO()
+    with Board(Console(file=out, force_terminal=False, width=200), {"west": tmp_path}, line_every_s=0) as board:
+        board.tick()
+        board.ended("west", "done")
+    assert out.getvalue().splitlines() == ["west: 20/20 finishing, loss 1.250", "west: 20/20 done, loss 1.250"]
+
+
 def test_bars_on_a_terminal(tmp_path: Path) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120)

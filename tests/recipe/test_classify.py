@@ -41,6 +41,7 @@ def train(output_dir: Path, max_steps: int = 4, **fields: Any) -> dict[str, Any]
         max_steps=max_steps,
         per_device_train_batch_size=4,
         learning_rate=1e-3,
+        logging_steps=2,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
@@ -59,6 +60,11 @@ def test_trains_evaluates_saves_and_reloads(tmp_path: Path, small_data: Path) ->
     assert result["parameters_trained"] == result["parameters"]  # nothing of it is pre-trained
     assert (tmp_path / "out" / "adapter" / "lora_model_state.pdparams").is_file()
     assert (tmp_path / "out" / "adapter" / "vocab.txt").is_file()
+    report = json.loads((tmp_path / "out" / "nebula_report.json").read_text())
+    assert (report["status"], report["steps"], report["max_steps"]) == ("done", 4, 4)
+    assert [step for step, _ in report["losses"]] == [2, 4]
+    assert report["train_loss"] == pytest.approx(sum(loss for _, loss in report["losses"]) / 2, abs=1e-4)
+    assert "bytes_sent" not in report  # nothing was exchanged
 
 
 def test_without_lora_the_whole_model_is_saved(tmp_path: Path, small_data: Path) -> None:
