@@ -5,9 +5,11 @@ docs/architecture.md shows the Trainer's loop with these events in place.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,13 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.utils.log import logger
 
 from paddlenlp_nebula.arguments import NebulaArguments
-from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.farewell import FarewellHook
 from paddlenlp_nebula.hybrid import complete_gradients, refuse_unsupported
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME, Ledger
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import select
-from paddlenlp_nebula.tensors import Tensor, numel, set_gradient
+from paddlenlp_nebula.tensors import Tensor, gradient, numel, set_gradient
 
 __all__ = ["NebulaCallback"]
 
@@ -55,6 +57,8 @@ class NebulaCallback(TrainerCallback):
         self._hook: FarewellHook | None = None
         self._report_path: Path | None = None  # once there is something to report
         self._selected: list[Tensor] = []
+        self._staying: list[tuple[str, Tensor]] = []  # parameters that do not travel
+        self._reports = 0  # written so far
         self._samples = self._tokens = 0
         self._last_batch = (0, 0)
         self._batch_hash = 0
@@ -85,6 +89,8 @@ class NebulaCallback(TrainerCallback):
         assert run is not None
         selection = select(model, nebula.sync_parameters)
         self._selected = selection.parameters
+        travelling = {id(parameter) for parameter in selection.parameters}
+        self._staying = [(name, p) for name, p in model.named_parameters() if id(p) not in travelling]
         saved = self._restore(state)
         self.ledger.facts = {
             "cluster": nebula.cluster,
@@ -123,6 +129,7 @@ class NebulaCallback(TrainerCallback):
         samples, tokens = (int(total) for total in run.local.sum(self._samples, self._tokens))
         if not run.alone:
             complete_gradients(kwargs["optimizer"], run.local)
+            self._refuse_other_gradients()
             scale = float(scaler._scale) if scaler is not None else 1.0
             run.average_gradients(
                 step=state.global_step + 1,
@@ -138,8 +145,9 @@ class NebulaCallback(TrainerCallback):
             for parameter in self._selected:
                 set_gradient(parameter, None)
             control.should_training_stop = True
-        self.ledger.samples += samples
-        self.ledger.tokens += tokens
+        else:
+            self.ledger.samples += samples
+            self.ledger.tokens += tokens
 
     def on_optimizer_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Parameters are new: hash them."""
@@ -151,7 +159,7 @@ class NebulaCallback(TrainerCallback):
         run = self._run
         if run is None:
             return
-        self.ledger.steps += 1
+        self.ledger.steps += run.ended is None  # else its gradients were taken away
         if self._step_started is not None:
             exposed = self.ledger.seconds_exposed - self._exposed_before
             self.ledger.seconds_compute += max(0.0, time.perf_counter() - self._step_started - exposed)
@@ -166,9 +174,9 @@ class NebulaCallback(TrainerCallback):
         if self._run is None or metrics is None:
             return  # an evaluation outside of training
         mine = {
-            key: float(value)
+            key: number
             for key, value in metrics.items()
-            if isinstance(value, int | float) and not key.endswith(_LOCAL_METRICS)
+            if not key.endswith(_LOCAL_METRICS) and (number := _number(value)) is not None
         }
         if not self._run.alone and self._run.ended is None:
             mine = self._run.agree_on_metrics(mine)
@@ -219,7 +227,8 @@ class NebulaCallback(TrainerCallback):
         """
         if self._run is not None:
             self._run.leave(reason, deliberate=False)
-            self._write_report()
+            with contextlib.suppress(OSError):
+                self._write_report()
 
     def close(self) -> None:
         """Forget the run; the next ``train()`` starts a new one."""
@@ -239,6 +248,15 @@ class NebulaCallback(TrainerCallback):
             if getattr(self.nebula_args, name) == value
         ]:
             raise ConfigurationError(problems)
+
+    def _refuse_other_gradients(self) -> None:
+        """What was frozen when training began must stay so: its gradients would not be averaged."""
+        for name, parameter in self._staying:
+            if not parameter.stop_gradient and gradient(parameter) is not None:
+                raise NebulaError(
+                    f"{name!r} has a gradient but does not travel, because it was frozen when training began: unfreeze it "
+                    "before train(), or set sync_parameters='all'"
+                )
 
     def _keep(self, state: Any) -> None:
         """Put the counters where the next checkpoint finds them."""
@@ -265,7 +283,17 @@ class NebulaCallback(TrainerCallback):
 
     def _write_report(self) -> None:
         if self._report_path is not None and self._run is not None and self._run.local.is_leader:
-            self.ledger.write(self._report_path)
+            try:
+                self.ledger.write(self._report_path)
+            except OSError as error:  # a full disk, say: a reason not to begin a training, but none to end it
+                if self._reports == 0:
+                    raise
+                sentence = f"{self._report_path} could not be written: {error.strerror}"
+                if sentence not in self.ledger.degradations:
+                    self.ledger.degrade(sentence)
+                    logger.warning(f"nebula: {sentence}")
+            else:
+                self._reports += 1
 
 
 def _hello(args: Any, state: Any, nebula: NebulaArguments) -> dict[str, Any]:
@@ -295,6 +323,7 @@ def _hello(args: Any, state: Any, nebula: NebulaArguments) -> dict[str, Any]:
 
 def _count(inputs: Any) -> tuple[int, int]:
     """Samples and tokens (by the attention mask where there is one) in a batch."""
+    inputs = _named(inputs)
     tensors = [value for value in inputs.values() if hasattr(value, "shape") and len(value.shape) > 0]
     samples = int(tensors[0].shape[0]) if tensors else 0
     mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
@@ -303,9 +332,25 @@ def _count(inputs: Any) -> tuple[int, int]:
     return samples, numel(ids) if ids is not None else samples
 
 
+def _named(inputs: Any) -> Mapping[str, Any]:
+    """A batch's parts by name; a Trainer with a ``compute_loss`` of its own may have a list or a single tensor."""
+    if isinstance(inputs, Mapping):
+        return inputs
+    parts = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return {f"{number:06d}": part for number, part in enumerate(parts)}
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a number (also NumPy's and Paddle's), or None if it is not a single one."""
+    if hasattr(value, "item") and numel(value) == 1:
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else None
+
+
 def _hash_batch(inputs: Any) -> int:
     """A hash of a batch's content, never 0."""
     digest = xxhash.xxh3_64()
+    inputs = _named(inputs)
     for key in sorted(inputs):
         value = inputs[key]
         if hasattr(value, "numpy"):

@@ -192,7 +192,7 @@ class Run:
         """The mean over the members of each metric (a plain mean, in the configured order)."""
         notes = self.notes({"metrics": dict(metrics)})
         agreed = {}
-        for key in metrics:
+        for key in dict.fromkeys(key for note in notes.values() for key in note["metrics"]):
             values = [note["metrics"].get(key) for note in notes.values()]
             if any(not isinstance(value, int | float) for value in values):
                 raise NebulaError(

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from paddle.io import Dataset, IterableDataset
 
+from paddlenlp_nebula.errors import ConfigurationError
+
 __all__ = ["ClusterShard", "IterableClusterShard", "shard_dataset"]
 
 
@@ -20,6 +22,9 @@ class ClusterShard(Dataset):
         clusters: how many parts; their lengths differ by one at most.
         seed: decides which sample belongs to whom.
 
+    Raises:
+        ConfigurationError: there are fewer samples than clusters.
+
     Attributes:
         whole: samples in the whole dataset.
         indices: those of this part, in the order in which they are numbered here.
@@ -29,6 +34,13 @@ class ClusterShard(Dataset):
         super().__init__()
         self._dataset = dataset
         self.whole = len(dataset)
+        if self.whole < clusters:
+            raise ConfigurationError(
+                [
+                    f"the training dataset must have at least one sample for each of {clusters} clusters to be dealt out, "
+                    f"got {self.whole}: give them more data, or each its own (sync_data='own')"
+                ]
+            )
         order = np.random.RandomState(seed).permutation(self.whole)
         self.indices = order[cluster_index::clusters]
 

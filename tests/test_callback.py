@@ -17,7 +17,8 @@ from paddlenlp.trainer import TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_callback import TrainerControl, TrainerState
 
 from paddlenlp_nebula import NebulaArguments, NebulaCallback
-from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.errors import ConfigurationError, NebulaError
+from paddlenlp_nebula.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -135,6 +136,78 @@ def test_the_counters_are_in_the_trainer_state(members):
     assert saved["exchanges"] == 1
     assert saved["ledger"]["samples"] == 2
     assert east.callback.ledger.samples == 5
+
+
+def test_a_batch_without_names_counts_too(members):
+    """As a Trainer with a ``compute_loss`` of its own may have it."""
+    west, _ = members
+    west.event("on_load_data_end", inputs=[paddle.ones([5, 3]), paddle.zeros([5])])
+    first = west.callback._batch_hash
+    assert west.callback._last_batch == (5, 5)
+    west.callback._batch_hash = 0
+    west.event("on_load_data_end", inputs=(paddle.zeros([5, 3]), paddle.zeros([5])))
+    assert first != west.callback._batch_hash != 0
+    west.event("on_load_data_end", inputs=paddle.zeros([7, 3]))
+    assert west.callback._last_batch == (7, 7)
+
+
+def test_numbers_of_any_library_are_agreed_on(members):
+    metrics = [
+        {"eval_a": np.float32(1), "eval_b": paddle.to_tensor(3.0), "eval_c": "good", "eval_d": np.ones(2)},
+        {"eval_a": 4, "eval_b": np.array([5.0]), "eval_c": "bad", "eval_d": np.zeros(2)},
+    ]
+    together(
+        *(lambda m=m, own=own: m.event("on_evaluate", metrics=own) for m, own in zip(members, metrics, strict=True))
+    )
+    assert [(own["eval_a"], own["eval_b"], own["eval_c"]) for own in metrics] == [(2.5, 4.0, "good"), (2.5, 4.0, "bad")]
+
+
+def test_a_metric_that_one_lacks_is_an_error_on_both(members):
+    def refused(member, metrics):
+        with pytest.raises(NebulaError) as caught:
+            member.event("on_evaluate", metrics=metrics)
+        return str(caught.value)
+
+    west, east = members
+    sentences = together(lambda: refused(west, {"eval_a": 1.0}), lambda: refused(east, {"eval_a": 1.0, "eval_b": 2.0}))
+    assert sentences[0] == sentences[1]
+    assert "must compute the metric 'eval_b'" in sentences[0]
+
+
+def test_what_is_unfrozen_later_is_refused_with_its_name(tmp_path):
+    pair = [Member(cluster, str(tmp_path), sync_on_loss="continue") for cluster in ("west", "east")]
+    for member in pair:
+        member.model.bias.stop_gradient = True
+        member.model.bias.set_value(paddle.zeros([1]))
+    together(*(lambda m=m: m.event("on_train_begin") for m in pair))
+    for member in pair:
+        member.model.bias.stop_gradient = False
+        with pytest.raises(NebulaError, match="'bias' has a gradient but does not travel"):
+            member.update(1.0)
+
+
+def test_a_report_that_cannot_be_written_ends_no_training(members, monkeypatch):
+    west, east = members
+
+    def full(self, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Ledger, "write", full)
+    for _ in range(2):
+        together(*(lambda m=m: (m.update(1.0), m.event("on_log", logs={"loss": 1.0})) for m in (west, east)))
+    for member in (west, east):
+        told = [sentence for sentence in member.callback.ledger.degradations if "written" in sentence]
+        assert len(told) == 1
+        assert "nebula_report.json could not be written: No space left on device" in told[0]
+
+
+def test_a_training_whose_report_cannot_be_written_does_not_begin(tmp_path):
+    (tmp_path / "west").write_text("not a folder")
+    lonely = Member("west", str(tmp_path))
+    lonely.callback.nebula_args.clusters = "west"
+    with pytest.raises(OSError, match="west"):
+        lonely.event("on_train_begin")
+    lonely.callback.fail("its folder is a file")
 
 
 def test_every_method_is_an_event_of_the_trainer():

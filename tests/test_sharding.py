@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paddle.io import Dataset, IterableDataset
 
+from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.sharding import ClusterShard, IterableClusterShard, shard_dataset
 
 
@@ -36,7 +37,7 @@ def contents(shard: Any) -> list[int]:
     return [shard[i] for i in range(len(shard))]
 
 
-@given(st.integers(0, 200), st.integers(1, 7), st.integers(0, 2**32 - 1))
+@given(st.integers(7, 200), st.integers(1, 7), st.integers(0, 2**32 - 1))
 def test_map_style_shards(length: int, clusters: int, seed: int) -> None:
     shards = [shard_dataset(Numbers(length), index, clusters, seed) for index in range(clusters)]
     parts = [contents(shard) for shard in shards]
@@ -44,6 +45,14 @@ def test_map_style_shards(length: int, clusters: int, seed: int) -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     again = [contents(shard_dataset(Numbers(length), index, clusters, seed)) for index in range(clusters)]
     assert again == parts
+
+
+def test_too_few_samples_are_refused_on_all_clusters() -> None:
+    for index in range(3):
+        with pytest.raises(
+            ConfigurationError, match="at least one sample for each of 3 clusters to be dealt out, got 2"
+        ):
+            shard_dataset(Numbers(2), index, 3, 0)
 
 
 def test_the_seed_decides_and_neighbours_are_parted() -> None:
