@@ -14,7 +14,7 @@ from paddlenlp_nebula.data.clients import DataUnavailable
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.recipe import classify, encoder
 from paddlenlp_nebula.recipe.classify import ClassifyArguments, find_data, run
-from paddlenlp_nebula.recipe.device import use_device
+from paddlenlp_nebula.recipe.device import refuse_precision, use_device
 from paddlenlp_nebula.recipe.encoder import make_vocabulary
 
 SAMPLE = Path(__file__).parents[2] / "recipes" / "data" / "libreoffice_help_sections"
@@ -136,6 +136,28 @@ def test_problems_are_collected() -> None:
 def test_a_device_that_is_not_here_is_one_sentence() -> None:
     with pytest.raises(ConfigurationError, match="device must be one that Paddle can use here, got 'toaster'"):
         use_device("toaster")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"bf16": True, "fp16_opt_level": "O2"}, "set bf16: false and fp16_opt_level: O1"),
+        ({"fp16": True, "fp16_opt_level": "O2"}, "set fp16: false and fp16_opt_level: O1"),
+        ({"bf16": True}, None),
+        ({}, None),
+    ],
+)
+def test_half_precision_without_kernels_is_one_sentence(
+    tmp_path: Path, fields: dict[str, Any], said: str | None
+) -> None:
+    from paddlenlp.trainer import TrainingArguments
+
+    training = TrainingArguments(output_dir=str(tmp_path), device="cpu", **fields)
+    if said is None:
+        refuse_precision(training)
+    else:
+        with pytest.raises(ConfigurationError, match=said):
+            refuse_precision(training)
 
 
 def test_the_shipped_recipe_explains_every_key() -> None:
