@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import paddle
 import xxhash
 from paddlenlp.trainer import TrainerCallback
+from paddlenlp.trainer.trainer_utils import has_length
 from paddlenlp.utils.log import logger
 
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.farewell import FarewellHook
-from paddlenlp_nebula.hybrid import complete_gradients, refuse_unsupported
+from paddlenlp_nebula.hybrid import refuse_unsupported
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME, Ledger
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import select
@@ -29,6 +31,12 @@ from paddlenlp_nebula.tensors import Tensor, gradient, numel, set_gradient
 __all__ = ["NebulaCallback"]
 
 _STATE_KEY = "nebula"  # in TrainerState.trial_params, which the Trainer saves and restores for us
+# Fields of TrainingArguments that decide about a step or about which model is the best.
+_EQUAL = (
+    *("learning_rate", "warmup_steps", "warmup_ratio", "decay_steps", "num_cycles", "lr_end", "power"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "skip_data_intervals"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+)
 _LOCAL_METRICS = ("runtime", "samples_per_second", "steps_per_second", "epoch", "ppl_runtime")
 
 
@@ -68,9 +76,10 @@ class NebulaCallback(TrainerCallback):
     def join(self) -> Run:
         """Meet the other clusters (done in ``on_train_begin`` unless it has been done before)."""
         self.ledger = Ledger()
-        self._run = Run(self.nebula_args, self.ledger)
-        self._run.join()
-        return self._run
+        run = Run(self.nebula_args, self.ledger)
+        run.join()
+        self._run = run
+        return run
 
     # Trainer events, in the order of the loop
 
@@ -103,7 +112,10 @@ class NebulaCallback(TrainerCallback):
             "parameters_total": sum(numel(parameter) for parameter in model.parameters()),
             "max_steps": state.max_steps,
         }
-        run.prepare(model, selection, _hello(args, state, nebula), number=saved)
+        hello = _hello(args, state, nebula, kwargs.get("train_dataloader"))
+        run.prepare(model, selection, hello, number=saved)
+        if state.global_step == 0:  # a checkpoint has its own random state
+            _part_random_state(nebula.cluster_index)
         self._batch_hash = 0
         self._report_path = Path(args.output_dir) / REPORT_NAME
         self._write_report()
@@ -128,7 +140,7 @@ class NebulaCallback(TrainerCallback):
         assert run is not None
         samples, tokens = (int(total) for total in run.local.sum(self._samples, self._tokens))
         if not run.alone:
-            complete_gradients(kwargs["optimizer"], run.local)
+            run.complete_gradients(kwargs["optimizer"])
             self._refuse_other_gradients()
             scale = float(scaler._scale) if scaler is not None else 1.0
             run.average_gradients(
@@ -181,8 +193,12 @@ class NebulaCallback(TrainerCallback):
         if not self._run.alone and self._run.ended is None:
             mine = self._run.agree_on_metrics(mine)
             metrics.update(mine)
+        if self._run.ended is not None:
+            control.should_training_stop = True
         self.ledger.metrics = mine
         self.ledger.eval_loss = mine.get("eval_loss", self.ledger.eval_loss)
+        if self._run.local.is_leader:
+            self._keep(state)  # an evaluation comes before its step's checkpoint
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add our scalars to the Trainer's, and rewrite the report."""
@@ -296,12 +312,11 @@ class NebulaCallback(TrainerCallback):
                 self._reports += 1
 
 
-def _hello(args: Any, state: Any, nebula: NebulaArguments) -> dict[str, Any]:
+def _hello(args: Any, state: Any, nebula: NebulaArguments, loader: Any) -> dict[str, Any]:
     """The settings that must be equal on all clusters; see `handshake.compare`."""
     precision = "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32"
     if precision != "fp32":
         precision += f" {args.fp16_opt_level}" + (" amp_master_grad" if args.amp_master_grad else "")
-    evaluation = getattr(args.evaluation_strategy, "value", args.evaluation_strategy)
     return {
         "sync_strategy": nebula.sync_strategy,
         "sync_codec": nebula.sync_codec,
@@ -312,13 +327,36 @@ def _hello(args: Any, state: Any, nebula: NebulaArguments) -> dict[str, Any]:
         "global_step": state.global_step,
         "precision": precision,
         "optim": getattr(args.optim, "value", args.optim),
-        "learning_rate": args.learning_rate,
         "lr_scheduler_type": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
-        "weight_decay": args.weight_decay,
-        "max_grad_norm": args.max_grad_norm,
-        "evaluation": f"{evaluation}:{args.eval_steps}" if evaluation == "steps" else evaluation,
-        "unique:output_dir": f"{socket.gethostname()}:{os.path.abspath(args.output_dir)}",
+        **{name: getattr(args, name, None) for name in _EQUAL},
+        "evaluation": _evaluation(args, loader),
+        "unique:output_dir": f"{_machine()}:{os.path.abspath(args.output_dir)}",
     }
+
+
+def _evaluation(args: Any, loader: Any) -> str:
+    """When evaluations take place: all clusters must agree on their metrics at the same steps."""
+    strategy = str(getattr(args.evaluation_strategy, "value", args.evaluation_strategy))
+    if strategy == "steps":
+        return f"every {args.eval_steps} steps"
+    if strategy == "epoch" and loader is not None and has_length(loader):
+        return f"every epoch of {max(1, len(loader) // args.gradient_accumulation_steps)} steps"
+    return strategy
+
+
+def _machine() -> str:
+    """This machine's name, and what tells it from another of the same name."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} ({boot.read_text().strip()[:8] if boot.is_file() else 'no boot id'})"
+
+
+def _part_random_state(cluster_index: int) -> None:
+    """Let each cluster draw its own random numbers from here on; the first one draws what it would without us.
+
+    Trainers of one seed would drop out the same units of different samples, which one job on all of them does not.
+    """
+    if cluster_index > 0:
+        paddle.seed(paddle.framework.core.default_cpu_generator().initial_seed() + cluster_index)
 
 
 def _count(inputs: Any) -> tuple[int, int]:

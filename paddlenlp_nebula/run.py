@@ -17,6 +17,7 @@ from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
+from paddlenlp_nebula.hybrid import complete_gradients
 from paddlenlp_nebula.ledger.ledger import Ledger, Round
 from paddlenlp_nebula.link.door import Event
 from paddlenlp_nebula.link.frames import Kind
@@ -25,6 +26,7 @@ from paddlenlp_nebula.link.handshake import shake_hands
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.link.rendezvous import open_link
+from paddlenlp_nebula.link.throughput import Throughput
 from paddlenlp_nebula.local import LocalGroup
 from paddlenlp_nebula.selection import Selection, frozen_digest
 from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
@@ -57,6 +59,7 @@ class Run:
         self._strategy: EveryStep | None = None
         self._selection: Selection | None = None
         self._leaving = False
+        self._throughput = Throughput()
 
     # Meeting
 
@@ -84,10 +87,14 @@ class Run:
         def exchange() -> dict[str, Any]:
             party = self._leader_party()
             if self._strategy is None:
-                return all_gather_notes(party.link, note)
-            return party.together(lambda number: all_gather_notes(party.link, note, round=number))
+                notes = all_gather_notes(party.link, note)
+            else:
+                notes = party.together(lambda number: all_gather_notes(party.link, note, round=number))
+            return {"notes": notes, **self._standing()}
 
-        return dict(self.local.lead(exchange))
+        outcome = self.local.lead(exchange)
+        self.alone, self.ended = outcome["alone"], outcome["ended"]
+        return dict(outcome["notes"])
 
     def prepare(self, model: Tensor, selection: Selection, hello: Mapping[str, Any], number: int) -> None:
         """Check that all clusters train the same thing, and make the selected parameters equal.
@@ -112,7 +119,7 @@ class Run:
                 self.ledger.rtt_ms = 1000 * max(party.link.rtt_s.values())
             fields = {"selection": selection.fingerprint(), "round": number, **hello}
             if not self.alone:
-                fields["frozen"] = frozen_digest(model, selection)
+                fields["frozen"] = frozen_digest(model, selection, self.local.tick)
             if self.arguments.sync_init == "verify":
                 fields["initial"] = self._strategy.parameter_digest()
             shake_hands(party.link, fields)
@@ -125,6 +132,12 @@ class Run:
         self.ledger.members = self.arguments.cluster_names
 
     # Training
+
+    def complete_gradients(self, optimizer: Any) -> None:
+        """Give the leader, and its local peers, the cluster's complete gradients; see `hybrid.complete_gradients`."""
+        start = time.perf_counter()
+        complete_gradients(optimizer, self.local)
+        self.ledger.seconds_exposed += time.perf_counter() - start
 
     def average_gradients(
         self,
@@ -156,14 +169,12 @@ class Run:
             nonlocal average
             average = self._leader_strategy().average(Contribution(step, weight, loss_scale, scaled, batch_hash))
             self._note_outcome(average, step)
-            party = self._leader_party()
             return {
                 "present": average.present,
                 "non_finite": average.non_finite,
-                "alone": not party.link.peers,
-                "ended": party.ended,
                 "share": average.share,
                 "members": len(average.batch_hashes),
+                **self._standing(),
             }
 
         if self._link is not None:
@@ -190,7 +201,11 @@ class Run:
 
     def agree_on_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The mean over the members of each metric (a plain mean, in the configured order)."""
+        start = time.perf_counter()
         notes = self.notes({"metrics": dict(metrics)})
+        self.ledger.seconds_exposed += time.perf_counter() - start  # above all waiting for the slowest evaluation
+        if self._link is not None:
+            self._count_bytes()
         agreed = {}
         for key in dict.fromkeys(key for note in notes.values() for key in note["metrics"]):
             values = [note["metrics"].get(key) for note in notes.values()]
@@ -212,6 +227,7 @@ class Run:
             strategy.refresh_digests()
             if not self.alone and self.ended is None:
                 strategy.compare_final()
+                self._standing()
             self.ledger.parameter_digest = strategy.parameter_digest()
             self.leave("its training is complete", deliberate=True)
 
@@ -265,6 +281,13 @@ class Run:
     def _leader_party(self) -> Party:
         assert self._party is not None, "join() comes first"
         return self._party
+
+    def _standing(self) -> dict[str, Any]:
+        """Who is left after an exchange, for the local peers and for the report."""
+        party = self._leader_party()
+        if self._strategy is not None:
+            self.ledger.members = party.link.members
+        return {"alone": not party.link.peers, "ended": party.ended}
 
     def _leader_strategy(self) -> EveryStep:
         assert self._strategy is not None, "prepare() comes first"
@@ -324,7 +347,6 @@ class Run:
         assert self._link is not None
         sent, received = self.ledger.bytes_sent, self.ledger.bytes_received
         self._count_bytes()
-        self.ledger.members = self._link.members
         self.ledger.record(
             Round(
                 round=self.number,
@@ -344,6 +366,9 @@ class Run:
         self.ledger.count_bytes(dict(self._link.bytes_sent), dict(self._link.bytes_received))
         self._link.bytes_sent.clear()
         self._link.bytes_received.clear()
+        self._throughput.look(self._link.channels)
+        if (rate := self._throughput.mbit_s) is not None:
+            self.ledger.link_mbit_s = max(rate, self.ledger.link_mbit_s or 0.0)
 
     def _on_event(self, event: Event) -> None:
         if self._leaving or event.kind is Kind.PORT or event.body.get("deliberate"):

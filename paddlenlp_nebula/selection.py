@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import paddle
@@ -69,12 +69,19 @@ def select(model: Tensor, which: str) -> Selection:
     return Selection(parameters)
 
 
-def frozen_digest(model: Tensor, selection: Selection) -> str:
-    """A hash of everything in the model that does not travel: other parameters and persistent buffers."""
+def frozen_digest(model: Tensor, selection: Selection, on_tensor: Callable[[], None] = lambda: None) -> str:
+    """A hash of everything in the model that does not travel: other parameters and buffers.
+
+    Args:
+        model: the model as the Trainer holds it, unwrapped.
+        selection: what does travel.
+        on_tensor: called before each tensor: hashing a large model takes many seconds.
+    """
     travelling = {id(parameter) for parameter in selection.parameters}
     digest = xxhash.xxh3_128()
     state = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in state:
+        on_tensor()
         if id(tensor) in travelling:
             continue
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())

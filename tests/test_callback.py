@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,7 +51,7 @@ class Member:
         self.state, self.control = TrainerState(), TrainerControl()
         self.state.max_steps = 9
         nebula = NebulaArguments(
-            cluster=cluster, clusters="west,east", rendezvous="loopback", sync_timeout_s=20, **settings
+            cluster=cluster, clusters="west,east", rendezvous="loopback", **{"sync_timeout_s": 20, **settings}
         )
         self.callback = NebulaCallback(nebula)
 
@@ -136,6 +137,47 @@ def test_the_counters_are_in_the_trainer_state(members):
     assert saved["exchanges"] == 1
     assert saved["ledger"]["samples"] == 2
     assert east.callback.ledger.samples == 5
+
+
+def test_an_evaluation_is_an_exchange_that_the_next_checkpoint_knows_of(members):
+    west, east = members
+    together(lambda: west.update(1.0), lambda: east.update(1.0))
+    exposed = west.callback.ledger.seconds_exposed
+    metrics = [{"eval_loss": 1.0, "eval_runtime": 5.0}, {"eval_loss": 3.0, "eval_runtime": 7.0}]
+
+    def evaluate_late():
+        time.sleep(0.3)
+        east.event("on_evaluate", metrics=metrics[1])
+
+    together(lambda: west.event("on_evaluate", metrics=metrics[0]), evaluate_late)
+    assert metrics == [{"eval_loss": 2.0, "eval_runtime": 5.0}, {"eval_loss": 2.0, "eval_runtime": 7.0}]
+    saved = west.state.trial_params["nebula"]
+    assert saved["exchanges"] == 2
+    assert saved["ledger"]["bytes_by_kind"]["NOTE"][0] > 0
+    assert west.callback.ledger.seconds_exposed >= exposed + 0.3
+
+
+def test_a_cluster_that_is_lost_during_an_evaluation(members):
+    west, east = members
+    together(lambda: west.update(1.0), lambda: east.update(1.0))
+    metrics = {"eval_loss": 1.0}
+    together(
+        lambda: west.event("on_evaluate", metrics=metrics), lambda: east.callback.fail("it failed with OSError: disk")
+    )
+    assert metrics == {"eval_loss": 1.0}
+    assert west.callback.ledger.members == ("west",)
+    before = west.callback.ledger.rounds
+    assert west.update(5.0).flat[0] == 5.0
+    assert west.callback.ledger.rounds == before
+
+
+def test_a_run_that_did_not_come_about_changes_no_later_evaluation(tmp_path):
+    west = Member("west", str(tmp_path), sync_timeout_s=0.2)
+    with pytest.raises(NebulaError, match="east"):
+        west.event("on_train_begin")
+    metrics = {"eval_loss": 1.0}
+    west.event("on_evaluate", metrics=metrics)
+    assert metrics == {"eval_loss": 1.0}
 
 
 def test_a_batch_without_names_counts_too(members):

@@ -55,7 +55,7 @@ class Ledger:
         bytes_by_kind: kind -> [sent, received].
         seconds_compute: training steps less what the exchange took of them.
         seconds_exposed: training time lost to exchange.
-        link_mbit_s: the best rate at which a round's bytes have come in.
+        link_mbit_s: the best rate measured on the way out to the slowest peer; None where it is not (``world``).
         losses: the training loss over the run, each [optimizer step, loss].
         degradations: a sentence for each thing that went less well than asked for.
     """
@@ -72,7 +72,7 @@ class Ledger:
     bytes_by_kind: dict[str, list[int]] = field(default_factory=dict)
     seconds_compute: float = 0.0
     seconds_exposed: float = 0.0
-    link_mbit_s: float = 0.0
+    link_mbit_s: float | None = None
     rtt_ms: float | None = None
     train_loss: float | None = None
     losses: list[list[float]] = field(default_factory=list)
@@ -115,9 +115,6 @@ class Ledger:
         """Add a round."""
         self.rounds += 1
         self.seconds_exposed += entry.seconds_exposed
-        if entry.seconds_exposed > 0 and entry.members > 1:
-            rate = 8e-6 * entry.bytes_received / entry.seconds_exposed
-            self.link_mbit_s = max(self.link_mbit_s, rate)
         self.per_round.append(entry)
 
     def note_loss(self, step: int, loss: float) -> None:

@@ -24,6 +24,7 @@ _REMEDY = {
     "initial": "the selected parameters differ at the start: use sync_init=broadcast, or the same weights and seed",
     "max_steps": "set the same max_steps on all clusters, or use NebulaTrainer, which agrees on it",
     "global_step": "resume all clusters from the same checkpoint, or set sync_resume=common with NebulaTrainer",
+    "evaluation": "evaluate at the same steps: set evaluation_strategy=steps and the same eval_steps on all clusters",
     "output_dir": "two clusters on one machine must not share a folder: give each its own output_dir",
 }
 

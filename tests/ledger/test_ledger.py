@@ -87,7 +87,6 @@ def test_rounds_add_up() -> None:
     ledger.record(entry(seconds_exposed=0.0, members=1, bytes_received=0))
     assert ledger.rounds == 3
     assert ledger.utilisation == pytest.approx(0.75)
-    assert ledger.link_mbit_s == pytest.approx(16.0)
 
 
 @pytest.mark.parametrize(("clusters", "per_parameter"), [(1, 0), (2, 4), (3, 16 / 3), (4, 6)])

@@ -9,7 +9,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(280)]
 
 _SAVING = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
 _CASES = {
-    "mlp-dropout": {"model": "mlp-dropout", "items": 40, "nebula": {"sync_data": "shard"}, "train": _SAVING},
+    "mlp-dropout": {
+        "model": "mlp-dropout",
+        "items": 40,
+        "eval_items": 8,
+        "nebula": {"sync_data": "shard"},
+        "train": {**_SAVING, "evaluation_strategy": "steps", "eval_steps": 3},
+    },
     "lora": {
         "model": "lora",
         "items": 64,
@@ -44,7 +50,7 @@ def folder(request, tmp_path_factory):
             "nebula": {"sync_data": "shard", "sync_resume": "common"},
         },
     ]
-    apart[0]["train"] = {**_SAVING, "max_steps": 8}
+    apart[0]["train"] = {**_CASES["mlp-dropout"]["train"], "max_steps": 8}
     for spec in whole:
         run_clusters([spec], folder, processes=request.param)
     for name, case in cases.items():
@@ -68,6 +74,8 @@ def test_resumed_equals_uninterrupted(folder, name):
         for counter in ("rounds", "steps", "samples", "tokens", "parameter_digest"):
             assert whole.report[counter] == resumed.report[counter], counter
         assert whole.report["bytes_by_kind"]["BUCKET"] == resumed.report["bytes_by_kind"]["BUCKET"]
+        assert whole.report["per_round"][-1]["round"] == resumed.report["per_round"][-1]["round"]
+        assert whole.result["evaluations"][-1]["eval_loss"] == resumed.result["evaluations"][-1]["eval_loss"]
 
 
 def test_different_steps_are_refused_or_the_common_one_is_taken(folder):

@@ -42,6 +42,7 @@ IDENTICAL = [
     {"name": "tokens", "model": "lora", "nebula": {"sync_weight": "tokens"}},
     {"name": "equal", "model": "mlp", "nebula": {"sync_weight": "equal"}, "per_cluster": {"west": {"batch": 8}}},
     {"name": "all", "model": "lora", "nebula": {"sync_parameters": "all"}},
+    {"name": "dropout", "model": "mlp-dropout", "items": 16, "train": {"learning_rate": 0.0, "max_steps": 8}},
     {"name": "other-seeds", "model": "mlp", "per_cluster": {"west": {"seed": 1}, "east": {"seed": 2}}},
     {
         "name": "unequal-data",
@@ -72,6 +73,7 @@ IDENTICAL = [
         },
     },
 ]
+_SHARDED = {"model": "mlp", "items": 33, "nebula": {"sync_data": "shard"}}
 REFUSED = [
     (
         {"name": "learning-rates", "model": "mlp", "per_cluster": {"east": {"train": {"learning_rate": 0.5}}}},
@@ -80,6 +82,19 @@ REFUSED = [
     ({"name": "models", "model": "mlp", "per_cluster": {"east": {"model": "mlp-unused"}}}, "selection"),
     ({"name": "frozen-weights", "model": "lora", "per_cluster": {"east": {"seed": 3}}}, "frozen"),
     ({"name": "codecs", "model": "mlp", "per_cluster": {"east": {"nebula": {"sync_codec": "bf16"}}}}, "sync_codec"),
+    ({"name": "betas", "model": "mlp", "per_cluster": {"east": {"train": {"adam_beta2": 0.9}}}}, "adam_beta2"),
+    ({"name": "shard-seeds", **_SHARDED, "per_cluster": {"east": {"seed": 3}}}, "seed"),
+    ({"name": "shard-lengths", **_SHARDED, "per_cluster": {"east": {"items": 20}}}, "dataset_length"),
+    ({"name": "shard-and-own", **_SHARDED, "per_cluster": {"east": {"nebula": {"sync_data": "own"}}}}, "sync_data"),
+    (
+        {  # 17 and 16 samples: 5 and 4 steps
+            "name": "epochs",
+            **_SHARDED,
+            "eval_items": 8,
+            "train": {"max_steps": -1, "num_train_epochs": 2, "evaluation_strategy": "epoch"},
+        },
+        "evaluation",
+    ),
     ({"name": "steps", "model": "mlp", "per_cluster": {"east": {"train": {"max_steps": 5}}}}, "max_steps"),
     (
         {"name": "initial", "model": "mlp", "nebula": {"sync_init": "verify"}, "per_cluster": {"east": {"seed": 3}}},
@@ -90,10 +105,18 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Everything above, run once."""
+    """Everything that trains, run once."""
     folder = tmp_path_factory.mktemp("two")
     run_reference(EQUIVALENT, folder)
-    run_clusters([*EQUIVALENT, *IDENTICAL, *(spec for spec, _ in REFUSED)], folder)
+    run_clusters([*EQUIVALENT, *IDENTICAL], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """Everything that is refused."""
+    folder = tmp_path_factory.mktemp("refused")
+    run_clusters([spec for spec, _ in REFUSED], folder)
     return folder
 
 
@@ -120,8 +143,8 @@ def test_identical_on_both_clusters(folder, name):
 
 
 @pytest.mark.parametrize(("name", "field"), [(spec["name"], field) for spec, field in REFUSED])
-def test_refused_with_both_values_on_both_clusters(folder, name, field):
-    errors = [Outcome(folder, name, cluster).error for cluster in ("west", "east")]
+def test_refused_with_both_values_on_both_clusters(refused, name, field):
+    errors = [Outcome(refused, name, cluster).error for cluster in ("west", "east")]
     assert errors[0] is not None
     assert errors[0] == errors[1]
     assert errors[0].startswith("HandshakeError")
@@ -137,7 +160,13 @@ def test_only_what_is_selected_travels(folder, name):
     gradients = report["bytes_by_kind"]["BUCKET"][0]
     payload = 4 * west.result["trainable"] * report["rounds"]
     assert report["parameters_selected"] == west.result["trainable"]
+    assert report["link_mbit_s"] > 0
     assert payload < gradients <= 1.02 * payload + 44 * report["rounds"]
+
+
+def test_clusters_of_one_seed_drop_out_different_units(folder):
+    west, east = _both(folder, "dropout")  # the same parameters and the same batches
+    assert all(mine != theirs for mine, theirs in zip(west.result["losses"], east.result["losses"], strict=True))
 
 
 def test_unequal_data_takes_the_longest_plan(folder):
