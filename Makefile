@@ -10,6 +10,7 @@ OPENMPI := .openmpi
 setup: $(STAMP) $(OPENMPI)/.ready
 
 $(STAMP): pyproject.toml requirements.lock
+	@echo "Installing into $(VENV): 2 GB, a few minutes without a word."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-virtualenv -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps -e .
