@@ -13,7 +13,12 @@ __all__ = ["all_gather", "all_gather_notes"]
 
 
 def all_gather(
-    link: Link, kind: Kind, round: int, parts: int, produce: Callable[[int], memoryview]
+    link: Link,
+    kind: Kind,
+    round: int,
+    parts: int,
+    produce: Callable[[int], memoryview],
+    when_posted: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, str, memoryview]]:
     """Exchange ``parts`` messages with every member, pipelined.
 
@@ -24,6 +29,8 @@ def all_gather(
         parts: how many messages each member sends.
         produce: called with 0, 1, ... as soon as there is room for the part, well before it is
             yielded; the buffer it returns must stay as it is until that part has been yielded.
+        when_posted: called once, when the last part has been posted: what follows it need not wait
+            for the others' parts.
 
     Yields:
         (part, member, payload) for each part in turn, and within it for each member in order,
@@ -31,14 +38,19 @@ def all_gather(
     """
     own: dict[int, memoryview] = {}
     posted = 0
+    told = False
 
     def fill() -> None:
-        nonlocal posted
+        nonlocal posted, told
         while posted < parts and (not own or link.room_for(len(own[posted - 1]))):
             own[posted] = produce(posted)
             link.post(kind, own[posted], round=round, part=posted)
             posted += 1
+        if posted == parts and not told:
+            told = True
+            when_posted()
 
+    fill()
     for part in range(parts):
         fill()
         for member in link.members:

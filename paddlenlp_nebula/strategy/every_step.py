@@ -171,7 +171,12 @@ class EveryStep:
         values = np.empty(self._selection.numel, dtype=np.float32)  # the first member fills it; zeros cost page faults
         scratch = np.empty(self._buckets[0].numel, dtype=np.float32)
         produce = self._producer(contribution, faults)
-        for part, member, payload in all_gather(link, Kind.BUCKET, number, len(self._buckets), produce):
+
+        def close_contribution() -> None:
+            link.post(Kind.END, round=number, flags=_NON_FINITE if faults else 0)
+
+        contributions = all_gather(link, Kind.BUCKET, number, len(self._buckets), produce, close_contribution)
+        for part, member, payload in contributions:
             bucket = self._buckets[part]
             try:
                 decoded = self._codec.decode(payload, bucket.numel)
@@ -183,7 +188,7 @@ class EveryStep:
             else:
                 np.multiply(decoded, share[member], out=scratch[: bucket.numel])
                 target += scratch[: bucket.numel]
-        non_finite = self._close(link, number, bool(faults))
+        non_finite = self._non_finite(link, number, bool(faults))
         present = _unpack_bits([opening.present for opening in openings.values()], len(self._selection))
         hashes = {member: opening.batch_hash for member, opening in openings.items()}
         return Average(values, present, float(share[link.cluster]), non_finite, hashes)
@@ -268,8 +273,8 @@ class EveryStep:
                 )
         raise AssertionError("a bucket that is not finite has an element that is not")
 
-    def _close(self, link: Link, number: int, faulty: bool) -> tuple[str, ...]:
-        link.post(Kind.END, round=number, flags=_NON_FINITE if faulty else 0)
+    def _non_finite(self, link: Link, number: int, faulty: bool) -> tuple[str, ...]:
+        """The members whose END says that their gradients were not finite."""
         found = []
         for member in link.members:
             if member == link.cluster:
