@@ -24,9 +24,11 @@ _REMEDY = {
     "initial": "the selected parameters differ at the start: use sync_init=broadcast, or the same weights and seed",
     "max_steps": "set the same max_steps on all clusters, or use NebulaTrainer, which agrees on it",
     "global_step": "resume all clusters from the same checkpoint, or set sync_resume=common with NebulaTrainer",
+    "round": "their checkpoints are not of one run: resume all clusters from the same checkpoint, or none",
     "evaluation": "evaluate at the same steps: set evaluation_strategy=steps and the same eval_steps on all clusters",
     "output_dir": "two clusters on one machine must not share a folder: give each its own output_dir",
 }
+_FOLLOWS = {"round": "global_step"}  # a difference that another one explains
 
 
 def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -39,6 +41,7 @@ def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
     names = list(hellos)
     first = hellos[names[0]]
     problems = []
+    differ = {key for hello in hellos.values() for key in hello.keys() | first.keys() if hello.get(key) != first.get(key)}
     for key in dict.fromkeys(key for hello in hellos.values() for key in hello):
         field = key.removeprefix("unique:")
         remedy = _REMEDY.get(field, f"set the same {field} on all clusters")
@@ -49,6 +52,8 @@ def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 if value in seen:
                     problems.append(f"clusters {seen[value]!r} and {name!r} both have {field}={value}: {remedy}")
                 seen[value] = name
+            continue
+        if _FOLLOWS.get(key) in differ:
             continue
         for name in names[1:]:
             if hellos[name].get(key) != first.get(key):

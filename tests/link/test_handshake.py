@@ -38,6 +38,8 @@ def hellos(*changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
         (({}, {"new": 1}), ["'amber' has new=None but cluster 'birch' has new=1: set the same new on all"]),
         (({"new": 1}, {}), ["'amber' has new=1 but cluster 'birch' has new=None"]),
         (({}, {"max_steps": True}), ["max_steps=True"]),
+        (({"round": 44, "global_step": 40}, {"round": 22, "global_step": 20}), ["global_step=20: resume all clusters"]),
+        (({"round": 44, "global_step": 40}, {"round": 41, "global_step": 40}), ["round=41: their checkpoints are not"]),
         (({}, {"max_steps": [1, {}]}), ["max_steps=[1, {}]"]),
     ],
 )
