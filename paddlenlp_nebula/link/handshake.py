@@ -41,7 +41,7 @@ def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
     names = list(hellos)
     first = hellos[names[0]]
     problems = []
-    differ = {key for hello in hellos.values() for key in hello.keys() | first.keys() if hello.get(key) != first.get(key)}
+    differ = {key for hello in hellos.values() for key, value in hello.items() if value != first.get(key)}
     for key in dict.fromkeys(key for hello in hellos.values() for key in hello):
         field = key.removeprefix("unique:")
         remedy = _REMEDY.get(field, f"set the same {field} on all clusters")
