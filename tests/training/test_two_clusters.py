@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs import Outcome, run_clusters, run_reference
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(280, func_only=True)]  # runs have limits of their own
 
 EQUIVALENT = [
     {"name": "full", "model": "mlp"},
@@ -108,7 +108,7 @@ def folder(tmp_path_factory):
     """Everything that trains, run once."""
     folder = tmp_path_factory.mktemp("two")
     run_reference(EQUIVALENT, folder)
-    run_clusters([*EQUIVALENT, *IDENTICAL], folder)
+    run_clusters([*EQUIVALENT, *IDENTICAL], folder, timeout_s=500)
     return folder
 
 
