@@ -189,11 +189,20 @@ def _read_yaml(text: str, name: str) -> Source:
             else:
                 _add(source, key, loader.construct_object(value_node, deep=True), where)
     except yaml.YAMLError as error:
-        raise ConfigurationError([f"{name} is not valid YAML: {' '.join(str(error).split())}"]) from None
+        raise ConfigurationError([f"{name} is not valid YAML: {_yaml_reason(error)}"]) from None
     finally:
         if loader is not None:
             loader.dispose()
     return source
+
+
+def _yaml_reason(error: yaml.YAMLError) -> str:
+    """What the parser says, in one line that begins with the place."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    place = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    begun = f" ({error.context} that begins in line {error.context_mark.line + 1})" if error.context_mark else ""
+    return f"{place}: {error.problem}{begun}"
 
 
 def _add(source: Source, key: str, value: Any, where: str) -> None:

@@ -177,7 +177,9 @@ def test_all_problems_come_together(tmp_path: Path, classes: tuple[type, ...]) -
     [
         ("a.yaml", "", "must be a mapping of keys to values, got nothing"),
         ("a.yaml", "- x", "must be a mapping of keys to values, got a list"),
-        ("a.yaml", "a: [", "is not valid YAML"),
+        ("a.yaml", "a: [", "a.yaml is not valid YAML: line 1, column 5: "),
+        ("a.yaml", 'a: "x\nb: 3\n', "line 3, column 1: found unexpected end of stream (while scanning"),
+        ("a.yaml", "a: 1\n b: 2\n", "is not valid YAML: line 2, column 3: mapping values are not allowed here"),
         ("a.json", "[1]", "must be a mapping of keys to values, got a list"),
         ("a.json", "{", "is not valid JSON"),
         ("a.yaml", "recipe: clasify", "recipe must be 'classify' or 'sft', got 'clasify' (line 1 of a.yaml)"),
