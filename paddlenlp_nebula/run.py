@@ -16,7 +16,7 @@ from paddlenlp.utils.log import logger
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.codec.registry import codec_from_spec
-from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
+from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.hybrid import complete_gradients
 from paddlenlp_nebula.ledger.ledger import Ledger, Round
 from paddlenlp_nebula.link.door import Event
@@ -28,11 +28,12 @@ from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.link.rendezvous import open_link
 from paddlenlp_nebula.link.throughput import Throughput
 from paddlenlp_nebula.local import LocalGroup
-from paddlenlp_nebula.selection import Selection, frozen_digest
+from paddlenlp_nebula.selection import Selection, frozen_digest, running_statistics
 from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
+from paddlenlp_nebula.strategy.initial import spread_parameters
 from paddlenlp_nebula.tensors import Tensor, write
 
-__all__ = ["Run", "check_same"]
+__all__ = ["Run"]
 
 
 class Run:
@@ -119,7 +120,11 @@ class Run:
                 self.ledger.rtt_ms = 1000 * max(party.link.rtt_s.values())
             fields = {"selection": selection.fingerprint(), "round": number, **hello}
             if not self.alone:
-                fields["frozen"] = frozen_digest(model, selection, self.local.tick)
+                local = running_statistics(model)
+                self._say_what_stays_local(list(local.values()))
+                # Equal at the beginning, and each cluster's own in a checkpoint.
+                without = local if number else ()
+                fields["frozen"] = frozen_digest(model, selection, self.local.tick, without)
             if self.arguments.sync_init == "verify":
                 fields["initial"] = self._strategy.parameter_digest()
             shake_hands(party.link, fields)
@@ -293,6 +298,15 @@ class Run:
         assert self._strategy is not None, "prepare() comes first"
         return self._strategy
 
+    def _say_what_stays_local(self, statistics: list[str]) -> None:
+        if statistics:
+            sentence = (
+                f"BatchNorm's running statistics ({statistics[0]} and {len(statistics) - 1} more) follow each cluster's own "
+                "data and are not exchanged, so evaluations differ a little: LayerNorm and GroupNorm have none"
+            )
+            if sentence not in self.ledger.degradations:
+                self._degrade(sentence)
+
     def _broadcast_parameters(self) -> None:
         """Give everybody the first cluster's selected parameters."""
         assert self._selection is not None
@@ -300,23 +314,7 @@ class Run:
 
         def work() -> None:
             strategy = self._leader_strategy()
-            link = strategy.party.link
-            first = self.arguments.cluster_names[0]
-            is_first = link.cluster == first
-            for bucket in strategy.buckets:
-                part = values[bucket.start : bucket.stop]
-                if is_first:
-                    part[:] = strategy.parameter_bucket(bucket)
-                    link.post(Kind.PARAMETERS, part.data.cast("B"), part=bucket.index)  # refers to values, no copy
-                else:
-                    with link.receive(first, Kind.PARAMETERS, part=bucket.index) as message:
-                        if message.frame.length != part.nbytes:
-                            raise ProtocolError(
-                                f"bucket {bucket.index} from cluster {first!r} must be {part.nbytes} bytes, "
-                                f"got {message.frame.length}"
-                            )
-                        part[:] = np.frombuffer(message.payload, dtype="<f4")
-            link.flush()
+            spread_parameters(strategy, self.arguments.cluster_names[0], values)
 
         self.local.lead(work)
         self.local.broadcast(values)
@@ -383,15 +381,3 @@ class Run:
     def _say(self, sentence: str) -> None:
         if self.local.is_leader:
             logger.info(f"nebula: {sentence}")
-
-
-def check_same(notes: Mapping[str, Mapping[str, Any]], key: str, remedy: str) -> Any:
-    """The value all members gave for ``key``.
-
-    Raises:
-        HandshakeError: they differ.
-    """
-    values = {name: note[key] for name, note in notes.items()}
-    if len(set(values.values())) > 1:
-        raise HandshakeError(f"all clusters must have the same {key}, got {values}: {remedy}")
-    return next(iter(values.values()))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import paddle
 import xxhash
+from paddle import nn
 
 from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.tensors import Tensor, numel
 
-__all__ = ["Selection", "frozen_digest", "select"]
+__all__ = ["Selection", "frozen_digest", "running_statistics", "select"]
 
 
 class Selection:
@@ -61,7 +62,9 @@ def select(model: Tensor, which: str) -> Selection:
 
         parameters = adapter_parameters(model)
     else:
-        parameters = [(name, p) for name, p in model.named_parameters() if which == "all" or not p.stop_gradient]
+        wanted = [(name, p) for name, p in model.named_parameters() if which == "all" or not p.stop_gradient]
+        local = running_statistics(model)
+        parameters = [(name, p) for name, p in wanted if id(p) not in local]
     if not parameters:
         raise ConfigurationError(
             [f"sync_parameters={which!r} selects no parameter of {type(model).__name__}: is everything frozen?"]
@@ -69,20 +72,37 @@ def select(model: Tensor, which: str) -> Selection:
     return Selection(parameters)
 
 
-def frozen_digest(model: Tensor, selection: Selection, on_tensor: Callable[[], None] = lambda: None) -> str:
+def running_statistics(model: Tensor) -> dict[int, str]:
+    """id -> name of the parameters that a forward pass changes: the means and variances of BatchNorm layers."""
+    kinds = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
+    layers = [(name, layer) for name, layer in model.named_sublayers(include_self=True) if isinstance(layer, kinds)]
+    return {
+        id(getattr(layer, field)): f"{name}.{field}".removeprefix(".")
+        for name, layer in layers
+        for field in ("_mean", "_variance")
+    }
+
+
+def frozen_digest(
+    model: Tensor,
+    selection: Selection,
+    on_tensor: Callable[[], None] = lambda: None,
+    without: Collection[int] = (),
+) -> str:
     """A hash of everything in the model that does not travel: other parameters and buffers.
 
     Args:
         model: the model as the Trainer holds it, unwrapped.
         selection: what does travel.
         on_tensor: called before each tensor: hashing a large model takes many seconds.
+        without: ids of tensors to leave out.
     """
     travelling = {id(parameter) for parameter in selection.parameters}
     digest = xxhash.xxh3_128()
     state = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in state:
         on_tensor()
-        if id(tensor) in travelling:
+        if id(tensor) in travelling or id(tensor) in without:
             continue
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
         if tensor.dtype == paddle.bfloat16 or not tensor.place.is_cpu_place():

@@ -16,7 +16,8 @@ from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.callback import NebulaCallback
 from paddlenlp_nebula.errors import HandshakeError
 from paddlenlp_nebula.farewell import telling_the_others
-from paddlenlp_nebula.run import Run, check_same
+from paddlenlp_nebula.link.handshake import check_same
+from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.sharding import ClusterShard, shard_dataset
 
 __all__ = ["NebulaTrainer", "NebulaTrainerMixin"]

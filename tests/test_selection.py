@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from paddlenlp_nebula.errors import ConfigurationError
-from paddlenlp_nebula.selection import Selection, frozen_digest, select
+from paddlenlp_nebula.selection import Selection, frozen_digest, running_statistics, select
 from paddlenlp_nebula.tensors import gradient, read_into, set_gradient, write
 
 from .models import Tied
@@ -86,6 +86,17 @@ def test_the_frozen_digest_covers_what_does_not_travel() -> None:
         tensor = changed.state_dict()[name]
         tensor.set_value(tensor + 1e-6)
         assert frozen(changed) != digest, name
+
+
+def test_running_statistics_are_each_clusters_own() -> None:
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 3), paddle.nn.BatchNorm1D(3))
+    assert list(running_statistics(model).values()) == ["1._mean", "1._variance"]
+    selection = select(model, "all")
+    assert selection.names == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    digests = {frozen_digest(model, selection), frozen_digest(model, selection, without=running_statistics(model))}
+    model(paddle.ones([4, 2]))
+    digests |= {frozen_digest(model, selection), frozen_digest(model, selection, without=running_statistics(model))}
+    assert len(digests) == 3
 
 
 def test_the_frozen_digest_reads_half_precision() -> None:

@@ -14,7 +14,7 @@ from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
 from paddlenlp_nebula.link.gather import all_gather_notes
 from paddlenlp_nebula.link.link import Link
 
-__all__ = ["compare", "shake_hands"]
+__all__ = ["check_same", "compare", "shake_hands"]
 
 _REMEDY = {
     "protocol": "install the same release of paddlenlp-nebula on all clusters",
@@ -79,3 +79,15 @@ def shake_hands(link: Link, hello: Mapping[str, Any]) -> None:
     hellos = all_gather_notes(link, {"protocol": PROTOCOL_VERSION, **hello}, kind=Kind.HELLO)
     if problems := compare(hellos):
         raise HandshakeError("the clusters do not train the same thing: " + "; ".join(problems))
+
+
+def check_same(notes: Mapping[str, Mapping[str, Any]], key: str, remedy: str) -> Any:
+    """The value all members gave for ``key``.
+
+    Raises:
+        HandshakeError: they differ.
+    """
+    values = {name: note[key] for name, note in notes.items()}
+    if len(set(values.values())) > 1:
+        raise HandshakeError(f"all clusters must have the same {key}, got {values}: {remedy}")
+    return next(iter(values.values()))

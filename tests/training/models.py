@@ -34,9 +34,12 @@ class Mlp(nn.Layer):
         unused: a parameter without a gradient is there as well.
         frozen: the first layer does not learn.
         dropout: the hidden layer is dropped out, from Paddle's random state.
+        norm: the hidden layer is batch-normalised.
     """
 
-    def __init__(self, tied: bool = False, unused: bool = False, frozen: bool = False, dropout: bool = False) -> None:
+    def __init__(
+        self, tied: bool = False, unused: bool = False, frozen: bool = False, dropout: bool = False, norm: bool = False
+    ) -> None:
         super().__init__()
         self.first = nn.Linear(_WIDTH, 32)
         self.second = nn.Linear(32, _WIDTH)
@@ -49,10 +52,11 @@ class Mlp(nn.Layer):
             for parameter in self.first.parameters():
                 parameter.stop_gradient = True
         self._tied = tied
+        self.norm = nn.BatchNorm1D(32) if norm else nn.Identity()
         self.dropout = nn.Dropout(0.3 if dropout else 0.0)
 
     def forward(self, x, labels=None):
-        hidden = self.dropout(nn.functional.tanh(self.first(x)))
+        hidden = self.dropout(nn.functional.tanh(self.norm(self.first(x))))
         logits = hidden @ self.alias.T if self._tied else self.second(hidden)
         return nn.functional.cross_entropy(logits, labels), logits
 
