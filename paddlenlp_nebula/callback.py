@@ -9,17 +9,16 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import paddle
-import xxhash
 from paddlenlp.trainer import TrainerCallback
 from paddlenlp.trainer.trainer_utils import has_length
 from paddlenlp.utils.log import logger
 
 from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.batches import count, hash_batch
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.farewell import FarewellHook
 from paddlenlp_nebula.hybrid import refuse_unsupported
@@ -122,11 +121,11 @@ class NebulaCallback(TrainerCallback):
 
     def on_load_data_end(self, args: Any, state: Any, control: Any, inputs: Any = None, **kwargs: Any) -> None:
         """Count what the next gradients are made of."""
-        self._last_batch = _count(inputs)
+        self._last_batch = count(inputs)
         self._samples += self._last_batch[0]
         self._tokens += self._last_batch[1]
         if self.ledger.steps == 0 and self._batch_hash == 0:
-            self._batch_hash = _hash_batch(inputs)
+            self._batch_hash = hash_batch(inputs)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A fresh accumulation: batches that were only skipped after a resume do not count."""
@@ -294,8 +293,14 @@ class NebulaCallback(TrainerCallback):
             )
             logger.warning(f"nebula: {self.ledger.degradations[-1]}")
             return int(state.global_step)
-        self.ledger.restore(saved["ledger"])
-        return int(saved["exchanges"])
+        try:
+            self.ledger.restore(dict(saved["ledger"]))
+            return int(saved["exchanges"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise NebulaError(
+                f"the checkpoint of step {state.global_step} must hold this cluster's counters, got {saved!r:.80}: remove "
+                f"{_STATE_KEY!r} from trial_params in its trainer_state.json to start them at zero"
+            ) from error
 
     def _write_report(self) -> None:
         if self._report_path is not None and self._run is not None and self._run.local.is_leader:
@@ -359,39 +364,8 @@ def _part_random_state(cluster_index: int) -> None:
         paddle.seed(paddle.framework.core.default_cpu_generator().initial_seed() + cluster_index)
 
 
-def _count(inputs: Any) -> tuple[int, int]:
-    """Samples and tokens (by the attention mask where there is one) in a batch."""
-    inputs = _named(inputs)
-    tensors = [value for value in inputs.values() if hasattr(value, "shape") and len(value.shape) > 0]
-    samples = int(tensors[0].shape[0]) if tensors else 0
-    mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
-    if mask is not None and len(mask.shape) == 2:
-        return samples, int(mask.astype("int64").sum())
-    return samples, numel(ids) if ids is not None else samples
-
-
-def _named(inputs: Any) -> Mapping[str, Any]:
-    """A batch's parts by name; a Trainer with a ``compute_loss`` of its own may have a list or a single tensor."""
-    if isinstance(inputs, Mapping):
-        return inputs
-    parts = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return {f"{number:06d}": part for number, part in enumerate(parts)}
-
-
 def _number(value: Any) -> float | None:
     """A metric as a number (also NumPy's and Paddle's), or None if it is not a single one."""
     if hasattr(value, "item") and numel(value) == 1:
         value = value.item()
     return float(value) if isinstance(value, int | float) else None
-
-
-def _hash_batch(inputs: Any) -> int:
-    """A hash of a batch's content, never 0."""
-    digest = xxhash.xxh3_64()
-    inputs = _named(inputs)
-    for key in sorted(inputs):
-        value = inputs[key]
-        if hasattr(value, "numpy"):
-            array = value.astype("float32").numpy() if "bfloat16" in str(value.dtype) else value.numpy()
-            digest.update(f"{key} {array.shape}".encode() + array.tobytes())
-    return digest.intdigest() or 1

@@ -15,6 +15,8 @@ from paddlenlp_nebula.tensors import Tensor, numel
 
 __all__ = ["Selection", "frozen_digest", "running_statistics", "select"]
 
+_DTYPES = (paddle.float32, paddle.bfloat16, paddle.float16)  # what float32, in which all is reduced, can hold
+
 
 class Selection:
     """The parameters that travel.
@@ -68,6 +70,10 @@ def select(model: Tensor, which: str) -> Selection:
     if not parameters:
         raise ConfigurationError(
             [f"sync_parameters={which!r} selects no parameter of {type(model).__name__}: is everything frozen?"]
+        )
+    if others := [f"{name} ({str(p.dtype).rpartition('.')[2]})" for name, p in parameters if p.dtype not in _DTYPES]:
+        raise ConfigurationError(
+            [f"parameters that travel must be float32, bfloat16 or float16, got {', '.join(others[:3])}: cast them"]
         )
     return Selection(parameters)
 

@@ -252,6 +252,14 @@ def test_a_training_whose_report_cannot_be_written_does_not_begin(tmp_path):
     lonely.callback.fail("its folder is a file")
 
 
+@pytest.mark.parametrize("damaged", [{}, {"ledger": 3, "exchanges": 1}, {"ledger": {}, "exchanges": "x"}, []])
+def test_damaged_counters_of_a_checkpoint_are_named(tmp_path, damaged):
+    callback = Member("west", str(tmp_path)).callback
+    state = SimpleNamespace(global_step=3, trial_params={"nebula": damaged})
+    with pytest.raises(NebulaError, match="the checkpoint of step 3 must hold this cluster's counters"):
+        callback._restore(state)
+
+
 def test_every_method_is_an_event_of_the_trainer():
     events = {name for name, _ in inspect.getmembers(TrainerCallback, inspect.isfunction) if name.startswith("on_")}
     mine = {name for name in vars(NebulaCallback) if name.startswith("on_")}

@@ -39,6 +39,15 @@ def test_nothing_to_send_is_refused(which: str) -> None:
         select(model, which)
 
 
+def test_what_float32_cannot_hold_is_refused() -> None:
+    model = Tied()
+    model.to(dtype="float64")
+    with pytest.raises(
+        ConfigurationError, match=r"must be float32, bfloat16 or float16, got first\.weight \(float64\)"
+    ):
+        select(model, "trainable")
+
+
 def test_adapters_need_an_adapter() -> None:
     with pytest.raises(
         ConfigurationError, match=r"needs a model with an adapter .* got Tied: use sync_parameters='trainable'"

@@ -26,7 +26,7 @@ LAYERS = [
     ["adapters"],
     ["selection"],
     ["buckets"],
-    ["strategy", "local", "ledger", "arguments", "sharding"],
+    ["strategy", "local", "ledger", "arguments", "sharding", "batches"],
     ["hybrid"],
     ["run"],
     ["farewell"],
