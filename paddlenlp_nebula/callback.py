@@ -287,11 +287,11 @@ class NebulaCallback(TrainerCallback):
             return 0
         saved = (state.trial_params or {}).get(_STATE_KEY)
         if saved is None:
-            self.ledger.degrade(
+            assert self._run is not None
+            self._run.degrade(
                 f"the checkpoint of step {state.global_step} was not written together with other clusters: the "
                 "counters of bytes and rounds start at zero"
             )
-            logger.warning(f"nebula: {self.ledger.degradations[-1]}")
             return int(state.global_step)
         try:
             self.ledger.restore(dict(saved["ledger"]))
@@ -309,10 +309,7 @@ class NebulaCallback(TrainerCallback):
             except OSError as error:  # a full disk, say: a reason not to begin a training, but none to end it
                 if self._reports == 0:
                     raise
-                sentence = f"{self._report_path} could not be written: {error.strerror}"
-                if sentence not in self.ledger.degradations:
-                    self.ledger.degrade(sentence)
-                    logger.warning(f"nebula: {sentence}")
+                self._run.degrade(f"{self._report_path} could not be written: {error.strerror}", once=True)
             else:
                 self._reports += 1
 

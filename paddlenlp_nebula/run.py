@@ -259,6 +259,13 @@ class Run:
             self._link.close()
             self._count_bytes()
 
+    def degrade(self, sentence: str, *, once: bool = False) -> None:
+        """Note in the ledger and in the log that something went less well than asked for; ``once``: unless noted."""
+        if once and sentence in self.ledger.degradations:
+            return
+        self.ledger.degrade(sentence)
+        logger.warning(f"nebula: {sentence}")
+
     @property
     def number(self) -> int:
         """Completed exchanges (on the leader)."""
@@ -278,7 +285,7 @@ class Run:
             say=self._say,
         )
         self._party = Party(
-            self._link, on_loss=arguments.sync_on_loss, quorum=arguments.sync_quorum, report=self._degrade
+            self._link, on_loss=arguments.sync_on_loss, quorum=arguments.sync_quorum, report=self.degrade
         )
         if self._link.peers:
             self._say(f"all {len(arguments.cluster_names)} clusters have met")
@@ -304,8 +311,7 @@ class Run:
                 f"BatchNorm's running statistics ({statistics[0]} and {len(statistics) - 1} more) follow each cluster's own "
                 "data and are not exchanged, so evaluations differ a little: LayerNorm and GroupNorm have none"
             )
-            if sentence not in self.ledger.degradations:
-                self._degrade(sentence)
+            self.degrade(sentence, once=True)
 
     def _broadcast_parameters(self) -> None:
         """Give everybody the first cluster's selected parameters."""
@@ -330,13 +336,13 @@ class Run:
         seen: dict[int, str] = {}
         for member, batch_hash in average.batch_hashes.items():
             if batch_hash and batch_hash in seen:
-                self._degrade(
+                self.degrade(
                     f"clusters {seen[batch_hash]!r} and {member!r} saw the same first batch: they add nothing to each "
                     "other; use NebulaTrainer with sync_data=shard, or give each its own data"
                 )
             seen[batch_hash] = member
         if average.non_finite:
-            self._degrade(
+            self.degrade(
                 f"round {self.number}: the gradients of {', '.join(average.non_finite)} were not finite, so every "
                 "cluster skips this optimizer step and its loss scale shrinks"
             )
@@ -373,10 +379,6 @@ class Run:
             return
         what = "was refused" if event.kind is Kind.REFUSED else "is gone"
         logger.warning(f"nebula: cluster {event.cluster} {what}: {event.body.get('reason')}")
-
-    def _degrade(self, sentence: str) -> None:
-        self.ledger.degrade(sentence)
-        logger.warning(f"nebula: {sentence}")
 
     def _say(self, sentence: str) -> None:
         if self.local.is_leader:
