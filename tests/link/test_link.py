@@ -177,19 +177,29 @@ def test_a_silent_peer_is_waited_for_no_longer_than_agreed(wait: Callable[[Link]
     assert list(amber.departures()) == ["birch"]
 
 
-def test_a_slow_peer_is_waited_for_as_long_as_it_sends() -> None:
+def test_a_slow_peer_is_waited_for_as_long_as_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     amber, birch = meet("amber", "birch", timeout_s=0.4, chunk_bytes=128, chunks=1).values()
+    channel = birch._streams["amber"].channel
+    reserve, chunks = channel.reserve, [time.monotonic()]
+
+    def slowly() -> memoryview | None:
+        """A chunk every 0.1 s at most."""
+        if time.monotonic() - chunks[-1] < 0.1 or (chunk := reserve()) is None:
+            return None
+        chunks.append(time.monotonic())
+        return chunk
 
     def trickle() -> None:
         birch.post(Kind.BUCKET, bytes(10 * 128))
         while not birch._streams["amber"].idle():
-            time.sleep(0.1)
+            time.sleep(0.02)
             pump(birch)
 
     def receive() -> int:
         with amber.receive("birch", Kind.BUCKET) as message:
             return message.frame.length
 
+    monkeypatch.setattr(channel, "reserve", slowly)
     start = time.monotonic()
     assert at_once({"birch": trickle, "amber": receive})["amber"] == 1280
     assert time.monotonic() - start > 0.8
