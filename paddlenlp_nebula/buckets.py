@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddlenlp_nebula.codec.codec import Float32Vector
+from paddlenlp_nebula.codec.codec import Float32Vector, Layout
 from paddlenlp_nebula.link.frames import checksum
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.tensors import Tensor, read_into
@@ -26,12 +26,14 @@ class Bucket:
         index: the bucket's number.
         start, stop: its place in the flat vector.
         pieces: (parameter number, start, stop within that parameter) in order.
+        layout: the pieces' shapes: a whole parameter has its own, a part is flat.
     """
 
     index: int
     start: int
     stop: int
     pieces: tuple[tuple[int, int, int], ...]
+    layout: Layout
 
     @property
     def numel(self) -> int:
@@ -39,12 +41,20 @@ class Bucket:
         return self.stop - self.start
 
 
-def cut(selection: Selection, bucket_numel: int = BUCKET_NUMEL) -> list[Bucket]:
-    """Cut a selection into buckets of ``bucket_numel`` elements, the last one shorter."""
-    buckets = []
-    parameter = 0
-    for index, start in enumerate(range(0, selection.numel, bucket_numel)):
+def cut(selection: Selection, bucket_numel: int = BUCKET_NUMEL, *, whole_tensors: bool = False) -> list[Bucket]:
+    """Cut a selection into buckets of ``bucket_numel`` elements, the last one shorter.
+
+    Args:
+        selection: the parameters.
+        bucket_numel: elements per bucket.
+        whole_tensors: end each bucket with the parameter that fills it, so that none is cut in two.
+    """
+    buckets: list[Bucket] = []
+    parameter = start = 0
+    while start < selection.numel:
         stop = min(start + bucket_numel, selection.numel)
+        if whole_tensors:
+            stop = next(end for end in selection.offsets if end >= stop)
         pieces = []
         at = start
         while at < stop:
@@ -54,7 +64,9 @@ def cut(selection: Selection, bucket_numel: int = BUCKET_NUMEL) -> list[Bucket]:
             end = min(stop, selection.offsets[parameter + 1])
             pieces.append((parameter, at - offset, end - offset))
             at = end
-        buckets.append(Bucket(index, start, stop, tuple(pieces)))
+        layout = Layout(tuple(_shape(selection, *piece) for piece in pieces))
+        buckets.append(Bucket(len(buckets), start, stop, tuple(pieces), layout))
+        start = stop
     return buckets
 
 
@@ -81,3 +93,8 @@ def gather(bucket: Bucket, source: Callable[[int], Tensor | None]) -> Float32Vec
 def digests(buckets: list[Bucket], selection: Selection) -> list[int]:
     """A 64-bit hash of each bucket of the parameters' present values."""
     return [checksum(gather(bucket, selection.parameters.__getitem__).data.cast("B")) for bucket in buckets]
+
+
+def _shape(selection: Selection, parameter: int, start: int, stop: int) -> tuple[int, ...]:
+    whole = stop - start == selection.offsets[parameter + 1] - selection.offsets[parameter]
+    return tuple(selection.parameters[parameter].shape) if whole else (stop - start,)

@@ -48,6 +48,24 @@ def test_a_parameter_may_be_cut_and_a_bucket_may_hold_several() -> None:
     assert second.pieces == ((1, 3, 5), (2, 0, 2))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 50))
+def test_whole_tensors_are_not_cut(sizes: list[int], bucket_numel: int) -> None:
+    selection = selection_of(sizes)
+    buckets = cut(selection, bucket_numel, whole_tensors=True)
+    assert [piece for bucket in buckets for piece in bucket.pieces] == [(i, 0, size) for i, size in enumerate(sizes)]
+    assert all(bucket.numel >= bucket_numel for bucket in buckets[:-1])
+    assert [bucket.start for bucket in buckets[1:]] + [selection.numel] == [bucket.stop for bucket in buckets]
+
+
+def test_the_layout_has_the_shape_of_what_is_whole() -> None:
+    selection = Selection([("a", paddle.ones([2, 3])), ("b", paddle.ones([4, 2]))])
+    first, second = cut(selection, 10)
+    assert first.layout.shapes == ((2, 3), (4,))
+    assert second.layout.shapes == ((4,),)
+    assert cut(selection, 10, whole_tensors=True)[0].layout.shapes == ((2, 3), (4, 2))
+
+
 def test_an_empty_parameter_has_no_piece() -> None:
     selection = Selection([("a", paddle.ones([2])), ("none", paddle.zeros([0])), ("b", paddle.ones([2]))])
     (bucket,) = cut(selection, 10)

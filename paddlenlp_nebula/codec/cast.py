@@ -2,75 +2,117 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
 import numpy as np
 
-from paddlenlp_nebula.codec.codec import Codec, Float32Vector
+from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
 from paddlenlp_nebula.errors import ProtocolError
 
-__all__ = ["Bfloat16", "Float16", "Float32"]
+__all__ = ["Bfloat16", "Cast", "Float16", "Float32"]
 
 
-def _view(payload: memoryview, numel: int, dtype: str, spec: str) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
-    wanted = numel * np.dtype(dtype).itemsize
-    if payload.nbytes != wanted:
-        raise ProtocolError(f"{numel} elements as {spec} must be {wanted} bytes, got {payload.nbytes}")
-    return np.frombuffer(payload, dtype=dtype)
+class Cast(Codec):
+    """One number on the wire for each number in the vector.
+
+    Attributes:
+        wire: the numpy dtype of the numbers on the wire.
+    """
+
+    wire: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.spec = self.grammar
+
+    @classmethod
+    def parse(cls, options: Sequence[str]) -> Cast:
+        if options:
+            raise ValueError(f"{cls.grammar} takes no options")
+        return cls()
+
+    def estimate(self, layout: Layout) -> int:
+        return layout.numel * np.dtype(self.wire).itemsize
+
+    def encode(
+        self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
+    ) -> memoryview:
+        numbers = self._narrow(vector)
+        if error is not None:
+            np.subtract(vector, self._widen(numbers), out=error)
+        return numbers.data.cast("B")
+
+    def decode(self, payload: memoryview, layout: Layout) -> Float32Vector:
+        if payload.nbytes != self.estimate(layout):
+            raise ProtocolError(
+                f"{layout.numel} elements as {self.spec} must be {self.estimate(layout)} bytes, got {payload.nbytes}"
+            )
+        return self._widen(np.frombuffer(payload, dtype=self.wire))
+
+    @abstractmethod
+    def _narrow(self, vector: Float32Vector) -> np.ndarray[tuple[int], np.dtype[np.generic]]: ...
+
+    @abstractmethod
+    def _widen(self, numbers: np.ndarray[tuple[int], np.dtype[np.generic]]) -> Float32Vector: ...
 
 
-class Float32(Codec):
+class Float32(Cast):
     """The numbers as they are."""
 
-    spec = "fp32"
+    grammar = "fp32"
+    wire = "<f4"
     lossless = True
 
-    def estimate(self, numel: int) -> int:
-        return 4 * numel
+    def encode(
+        self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
+    ) -> memoryview:
+        if error is vector:
+            vector = vector.copy()
+        payload = vector.astype(self.wire, copy=False).data.cast("B")
+        if error is not None:
+            error.fill(0.0)
+        return payload
 
-    def encode(self, vector: Float32Vector) -> memoryview:
-        return vector.astype("<f4", copy=False).data.cast("B")
+    def _narrow(self, vector: Float32Vector) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+        return vector.astype(self.wire, copy=False)
 
-    def decode(self, payload: memoryview, numel: int) -> Float32Vector:
-        return _view(payload, numel, "<f4", self.spec).astype(np.float32, copy=False)
+    def _widen(self, numbers: np.ndarray[tuple[int], np.dtype[np.generic]]) -> Float32Vector:
+        return numbers.astype(np.float32, copy=False)
 
 
-class Float16(Codec):
+class Float16(Cast):
     """IEEE half precision: 10 bits of mantissa, largest value 65504."""
 
-    spec = "fp16"
+    grammar = "fp16"
+    wire = "<f2"
 
-    def estimate(self, numel: int) -> int:
-        return 2 * numel
-
-    def encode(self, vector: Float32Vector) -> memoryview:
+    def _narrow(self, vector: Float32Vector) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         with np.errstate(over="ignore"):
             half = vector.astype("<f2")
         if not np.isfinite(half).all():
             raise OverflowError(f"its largest magnitude {float(np.abs(vector).max()):g} exceeds fp16's 65504: use bf16")
-        return half.data.cast("B")
+        return half
 
-    def decode(self, payload: memoryview, numel: int) -> Float32Vector:
-        return _view(payload, numel, "<f2", self.spec).astype(np.float32)
+    def _widen(self, numbers: np.ndarray[tuple[int], np.dtype[np.generic]]) -> Float32Vector:
+        return numbers.astype(np.float32)
 
 
-class Bfloat16(Codec):
+class Bfloat16(Cast):
     """The upper half of a float32, rounded to nearest even: float32's range, 7 bits of mantissa."""
 
-    spec = "bf16"
+    grammar = "bf16"
+    wire = "<u2"
 
-    def estimate(self, numel: int) -> int:
-        return 2 * numel
-
-    def encode(self, vector: Float32Vector) -> memoryview:
+    def _narrow(self, vector: Float32Vector) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         bits = vector.view(np.uint32)
         odd = (bits >> np.uint32(16)) & np.uint32(1)
-        rounded = (bits + (odd + np.uint32(0x7FFF))) >> np.uint32(16)
-        half = rounded.astype("<u2")
+        half = ((bits + (odd + np.uint32(0x7FFF))) >> np.uint32(16)).astype("<u2")
         if ((half & 0x7F80) == 0x7F80).any():  # a value within half a unit of float32's largest
             raise OverflowError(
                 f"its largest magnitude {float(np.abs(vector).max()):g} rounds to infinity in bf16: use fp32"
             )
-        return half.data.cast("B")
+        return half
 
-    def decode(self, payload: memoryview, numel: int) -> Float32Vector:
-        bits = _view(payload, numel, "<u2", self.spec).astype(np.uint32) << np.uint32(16)
-        return bits.view(np.float32)
+    def _widen(self, numbers: np.ndarray[tuple[int], np.dtype[np.generic]]) -> Float32Vector:
+        return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)

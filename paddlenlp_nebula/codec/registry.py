@@ -1,6 +1,11 @@
-"""The closed registry of codecs: spec text -> codec."""
+"""The closed registry of codecs: spec text -> codec.
+
+A spec is ``FAMILY``, or ``FAMILY:OPTION,OPTION...``: ``fp32``, ``int8``, ``topk:64/4096,2bit``.
+"""
 
 from __future__ import annotations
+
+import difflib
 
 from paddlenlp_nebula.codec.cast import Bfloat16, Float16, Float32
 from paddlenlp_nebula.codec.codec import Codec
@@ -8,15 +13,24 @@ from paddlenlp_nebula.errors import ConfigurationError
 
 __all__ = ["CODECS", "codec_from_spec"]
 
-CODECS: dict[str, type[Codec]] = {codec.spec: codec for codec in (Float32, Bfloat16, Float16)}
+CODECS: dict[str, type[Codec]] = {"fp32": Float32, "bf16": Bfloat16, "fp16": Float16}
+"""Family -> codec."""
 
 
 def codec_from_spec(spec: str) -> Codec:
     """The codec that ``sync_codec=spec`` names.
 
     Raises:
-        ConfigurationError: there is no such codec.
+        ConfigurationError: there is no such codec, or an option is out of range.
     """
-    if spec not in CODECS:
-        raise ConfigurationError([f"sync_codec must be {' or '.join(map(repr, CODECS))}, got {spec!r}"])
-    return CODECS[spec]()
+    family, colon, rest = spec.partition(":")
+    if family not in CODECS:
+        allowed = ", ".join(codec.grammar for codec in CODECS.values())
+        near = difflib.get_close_matches(family.lower(), CODECS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError([f"sync_codec must be one of {allowed}, got {spec!r}{hint}"])
+    codec = CODECS[family]
+    try:
+        return codec.parse(rest.split(",") if colon else [])
+    except ValueError as error:
+        raise ConfigurationError([f"sync_codec must be {codec.grammar}, got {spec!r}: {error}"]) from None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paddlenlp_nebula.buckets import Bucket, cut, digests, gather
-from paddlenlp_nebula.codec.codec import Codec, Float32Vector
+from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Turn
 from paddlenlp_nebula.errors import NebulaError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.frames import Kind, checksum
 from paddlenlp_nebula.link.gather import all_gather
@@ -179,7 +179,7 @@ class EveryStep:
         for part, member, payload in contributions:
             bucket = self._buckets[part]
             try:
-                decoded = self._codec.decode(payload, bucket.numel)
+                decoded = self._codec.decode(payload, bucket.layout)
             except ProtocolError as error:
                 raise PeerLost(member, f"its bucket {part} does not decode: {error}") from error
             target = values[bucket.start : bucket.stop]
@@ -250,7 +250,7 @@ class EveryStep:
             if contribution.loss_scale != 1.0:
                 vector *= inverse
             try:
-                return self._codec.encode(vector)
+                return self._codec.encode(vector, bucket.layout, {}, Turn(contribution.step, part, 0))
             except OverflowError as error:
                 names = ", ".join(dict.fromkeys(self._selection.names[piece[0]] for piece in bucket.pieces))
                 raise NebulaError(

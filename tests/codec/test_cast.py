@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from paddlenlp_nebula.codec.cast import Bfloat16, Float16, Float32
-from paddlenlp_nebula.codec.codec import Codec, Float32Vector
+from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout
+from paddlenlp_nebula.errors import ProtocolError
+from tests.codec.table import TURN, decoded, encoded, there_and_back
 
 LARGEST_BF16 = np.array([0x7F7F0000], dtype=np.uint32).view(np.float32)[0]
 
@@ -31,14 +33,12 @@ def by_paddle(vector: Float32Vector, dtype: str) -> Float32Vector:
 
 @given(finite_in_bf16)
 def test_bf16_rounds_as_paddle_does(vector: Float32Vector) -> None:
-    codec = Bfloat16()
-    np.testing.assert_array_equal(codec.decode(codec.encode(vector), len(vector)), by_paddle(vector, "bfloat16"))
+    np.testing.assert_array_equal(there_and_back(Bfloat16(), vector), by_paddle(vector, "bfloat16"))
 
 
 @given(normal_in_fp16)
 def test_fp16_rounds_as_paddle_does(vector: Float32Vector) -> None:
-    codec = Float16()
-    np.testing.assert_array_equal(codec.decode(codec.encode(vector), len(vector)), by_paddle(vector, "float16"))
+    np.testing.assert_array_equal(there_and_back(Float16(), vector), by_paddle(vector, "float16"))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_fp16_rounds_as_paddle_does(vector: Float32Vector) -> None:
 )
 def test_bf16_rounds_to_nearest_even(bits: int, rounded: int) -> None:
     vector = np.array([bits], dtype=np.uint32).view(np.float32)
-    assert bytes(Bfloat16().encode(vector)) == rounded.to_bytes(2, "little")
+    assert encoded(Bfloat16(), vector) == rounded.to_bytes(2, "little")
 
 
 @pytest.mark.parametrize(
@@ -77,22 +77,42 @@ def test_bf16_rounds_to_nearest_even(bits: int, rounded: int) -> None:
 )
 def test_what_would_become_infinite_is_refused(codec: Codec, value: float, sentence: str) -> None:
     with pytest.raises(OverflowError, match=sentence):
-        codec.encode(np.array([0.0, value, 1.0], dtype=np.float32))
+        encoded(codec, np.array([0.0, value, 1.0], dtype=np.float32))
 
 
 def test_fp16_takes_its_largest_number() -> None:
     vector = np.array([65504.0, 65519.0], dtype=np.float32)
-    np.testing.assert_array_equal(Float16().decode(Float16().encode(vector), 2), [65504.0, 65504.0])
+    np.testing.assert_array_equal(there_and_back(Float16(), vector), [65504.0, 65504.0])
 
 
 @pytest.mark.parametrize(
     ("codec", "wire"), [(Float32(), "0000803f000020c1"), (Float16(), "003c00c9"), (Bfloat16(), "803f20c1")]
 )
 def test_the_wire_is_little_endian(codec: Codec, wire: str) -> None:
-    assert bytes(codec.encode(np.array([1.0, -10.0], dtype=np.float32))).hex() == wire
+    assert encoded(codec, np.array([1.0, -10.0], dtype=np.float32)).hex() == wire
 
 
 def test_fp32_copies_nothing() -> None:
-    vector = np.arange(4, dtype=np.float32)
-    decoded = Float32().decode(Float32().encode(vector), 4)
-    assert np.shares_memory(decoded, vector)
+    vector, layout = np.arange(4, dtype=np.float32), Layout.flat(4)
+    codec = Float32()
+    assert np.shares_memory(codec.decode(codec.encode(vector, layout, {}, TURN), layout), vector)
+
+
+@pytest.mark.parametrize("codec", [Float32(), Float16(), Bfloat16()], ids=lambda codec: codec.spec)
+@given(vector=normal_in_fp16)
+def test_what_fits_stays_as_it_is(codec: Codec, vector: Float32Vector) -> None:
+    once = there_and_back(codec, vector)
+    np.testing.assert_array_equal(there_and_back(codec, once.copy()), once)
+    np.testing.assert_allclose(once, vector, rtol=2**-8)
+
+
+@pytest.mark.parametrize("codec", [Float32(), Float16(), Bfloat16()], ids=lambda codec: codec.spec)
+def test_the_sign_of_zero_and_the_smallest_number(codec: Codec) -> None:
+    result = there_and_back(codec, np.array([-0.0, 1e-45, -1e-45], dtype=np.float32))
+    assert np.signbit(result[0])
+    np.testing.assert_allclose(result, [0, 1e-45, -1e-45], atol=2**-24)
+
+
+def test_decoding_says_what_is_wrong() -> None:
+    with pytest.raises(ProtocolError, match="3 elements as bf16 must be 6 bytes, got 5"):
+        decoded(Bfloat16(), bytes(5), Layout.flat(3))
