@@ -27,7 +27,7 @@ LAYERS = [
     ["selection"],
     ["buckets"],
     ["strategy", "local", "ledger", "arguments", "sharding", "batches"],
-    ["hybrid"],
+    ["hybrid", "hello"],
     ["run"],
     ["farewell"],
     ["callback"],
