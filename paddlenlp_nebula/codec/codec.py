@@ -153,3 +153,6 @@ class Codec(ABC):
             ProtocolError: as for ``decode``; ``out`` is left as it was.
         """
         out += weight * self.decode(payload, layout)
+
+    def take_back(self, payload: memoryview, layout: Layout, state: State) -> None:
+        """The round came to nothing: what ``encode`` sent returns to the state, to be sent later; without one, nothing."""

@@ -7,27 +7,27 @@ import numpy as np
 from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.errors import ProtocolError
 from paddlenlp_nebula.link.frames import Kind
-from paddlenlp_nebula.strategy.every_step import EveryStep
+from paddlenlp_nebula.strategy.exchange import Exchange
 
 __all__ = ["spread_parameters"]
 
 
-def spread_parameters(strategy: EveryStep, giver: str, values: Float32Vector) -> None:
+def spread_parameters(exchange: Exchange, giver: str, values: Float32Vector) -> None:
     """Send this cluster's selected parameters to all peers, or receive them, always as float32.
 
     Args:
-        strategy: knows the buckets and the link.
+        exchange: knows the buckets and the link.
         giver: the cluster whose parameters everybody starts from.
         values: filled with the giver's parameters, shape (selection.numel,).
 
     Raises:
         PeerLost: a cluster is lost, or the giver sent something else.
     """
-    link = strategy.party.link
-    for bucket in strategy.buckets:
+    link = exchange.party.link
+    for bucket in exchange.buckets:
         part = values[bucket.start : bucket.stop]
         if link.cluster == giver:
-            part[:] = strategy.parameter_bucket(bucket)
+            part[:] = exchange.read(bucket)
             link.post(Kind.PARAMETERS, part.data.cast("B"), part=bucket.index)  # refers to values, no copy
             continue
         with link.receive(giver, Kind.PARAMETERS, part=bucket.index) as message:

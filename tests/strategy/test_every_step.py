@@ -11,51 +11,28 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_nebula.buckets import cut
-from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import NebulaError, PeerLost
 from paddlenlp_nebula.link.frames import HEADER_BYTES, Frame, Kind, checksum
-from paddlenlp_nebula.link.link import Link
-from paddlenlp_nebula.link.membership import Party
-from paddlenlp_nebula.selection import select
-from paddlenlp_nebula.strategy import every_step
 from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
+from paddlenlp_nebula.strategy.opening import _HEAD
 from paddlenlp_nebula.tensors import gradient, set_gradient
 
-from ..link.clusters import NAMES, at_once, meet
+from ..link.clusters import NAMES
 from ..models import Tied, fill
+from .conftest import BUCKET_NUMEL
+from .members import Member, links, together
 
-BUCKET_NUMEL = 7  # so that the 24 elements of the model make four buckets, cutting through parameters
 PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(every_step, "cut", functools.partial(cut, bucket_numel=BUCKET_NUMEL))
+class Averager(Member):
+    """A member that averages gradients."""
 
+    def prepare(self, codec: str) -> None:
+        super().prepare(codec)
+        self.strategy = EveryStep(self.exchange)
 
-class Member:
-    """A cluster: its model, its gradients, its strategy."""
-
-    def __init__(self, link: Link, codec: str = "fp32", on_loss: str = "stop") -> None:
-        self.link = link
-        self.model = Tied()
-        self.selection = select(self.model, "trainable")
-        self.party = Party(link, on_loss=on_loss, quorum=1, report=lambda sentence: None)
-        self.strategy = EveryStep(self.selection, codec_from_spec(codec), self.party)
-
-    def set_gradients(self, seed: int, scale: float = 1.0) -> None:
-        rng = np.random.default_rng(seed)
-        for parameter in self.selection.parameters:
-            set_gradient(parameter, scale * rng.standard_normal(parameter.size, dtype=np.float32))
-
-    def flat_gradient(self) -> Any:
-        """All gradients, those that are None as zeros."""
-        gradients = [gradient(p) for p in self.selection.parameters]
-        zeros = [np.zeros(p.size, np.float32) for p in self.selection.parameters]
-        return np.concatenate([z if g is None else g.numpy().ravel() for z, g in zip(zeros, gradients, strict=True)])
-
-    def exchange(self, **contribution: Any) -> Average:
+    def exchanged(self, **contribution: Any) -> Average:
         """A round, applied."""
         average = self.strategy.average(Contribution(**{"step": 1, "weight": 1.0, **contribution}))
         scale = contribution.get("loss_scale", 1.0)
@@ -63,19 +40,14 @@ class Member:
         return average
 
 
-def members(count: int, codec: str = "fp32", **more: Any) -> list[Member]:
-    found = [Member(link, codec, **more) for link in meet(*NAMES[:count]).values()]
+def members(count: int, codec: str = "fp32", **more: Any) -> list[Averager]:
+    found = [Averager(link, codec, **more) for link in links(count)]
     for seed, member in enumerate(found):
         member.set_gradients(seed)
     return found
 
 
-def together(group: Sequence[Member], act: Callable[[Member, int], Any]) -> list[Any]:
-    """Each member's act in a thread; results or errors, in order."""
-    return list(at_once({m.link.cluster: functools.partial(act, m, i) for i, m in enumerate(group)}).values())
-
-
-def all_averaged(group: Sequence[Member], act: Callable[[Member, int], Average]) -> list[Average]:
+def all_averaged(group: Sequence[Averager], act: Callable[[Averager, int], Average]) -> list[Average]:
     outcomes = together(group, act)
     assert all(isinstance(outcome, Average) for outcome in outcomes), outcomes
     for average in outcomes[1:]:
@@ -94,7 +66,7 @@ def test_weighted_averages(codec: str, weights: tuple[float, ...]) -> None:
     group = members(len(weights), codec)
     own = [member.flat_gradient() for member in group]
     wanted = np.average(own, axis=0, weights=weights)
-    averages = all_averaged(group, lambda member, i: member.exchange(weight=float(weights[i]), batch_hash=i + 1))
+    averages = all_averaged(group, lambda member, i: member.exchanged(weight=float(weights[i]), batch_hash=i + 1))
     tolerance = {"fp32": 1e-6, "fp16": 2**-10, "bf16": 2**-7}[codec]
     np.testing.assert_allclose(averages[0].values, wanted, rtol=tolerance, atol=tolerance)
     for average, weight in zip(averages, weights, strict=True):
@@ -110,7 +82,7 @@ def test_fp32_is_the_sum_in_the_configured_order() -> None:
     own = [member.flat_gradient() for member in group]
     share = np.float32(1 / 3)
     wanted = own[0] * share + own[1] * share + own[2] * share
-    averages = all_averaged(group, lambda member, i: member.exchange())
+    averages = all_averaged(group, lambda member, i: member.exchanged())
     np.testing.assert_array_equal(averages[0].values, wanted)
 
 
@@ -135,12 +107,12 @@ def test_clusters_with_one_parameter_set_take_the_step_of_one_job() -> None:
     for batch in batches:
         step(alone, optimizer, np.concatenate(batch))
 
-    def train(member: Member, index: int) -> None:
+    def train(member: Averager, index: int) -> None:
         optimizer = optimizer_for(member.model)
         for number, batch in enumerate(batches, start=1):
-            exchange = functools.partial(member.exchange, step=number, weight=float(sizes[index]))
+            exchange = functools.partial(member.exchanged, step=number, weight=float(sizes[index]))
             step(member.model, optimizer, batch[index], exchange)
-            member.strategy.refresh_digests()
+            member.exchange.refresh_digests()
         member.strategy.compare_final()
 
     group = members(3)
@@ -162,7 +134,7 @@ def test_a_gradient_that_only_one_has() -> None:
     own = [member.flat_gradient() for member in group]
     for parameter in group[1].selection.parameters[1:]:
         set_gradient(parameter, None)
-    averages = all_averaged(group, lambda member, i: member.exchange())
+    averages = all_averaged(group, lambda member, i: member.exchanged())
     np.testing.assert_allclose(averages[0].values[:16], (own[0] + own[1])[:16] / 2, rtol=1e-6)
     np.testing.assert_array_equal(averages[0].values[16:], own[0][16:] / 2)
     assert averages[0].present == [True] * 3
@@ -173,7 +145,7 @@ def test_a_gradient_that_nobody_has_stays_none() -> None:
     group = members(3)
     for member in group:
         set_gradient(member.selection.parameters[1], None)
-    averages = all_averaged(group, lambda member, i: member.exchange())
+    averages = all_averaged(group, lambda member, i: member.exchanged())
     assert averages[0].present == [True, False, True]
     for member in group:
         assert gradient(member.selection.parameters[1]) is None
@@ -183,7 +155,7 @@ def test_gradients_that_are_all_zero() -> None:
     group = members(2)
     for member in group:
         member.set_gradients(0, scale=0.0)
-    averages = all_averaged(group, lambda member, i: member.exchange())
+    averages = all_averaged(group, lambda member, i: member.exchanged())
     np.testing.assert_array_equal(averages[0].values, np.zeros(24))
     assert gradient(group[0].selection.parameters[0]) is not None
 
@@ -192,11 +164,11 @@ def test_gradients_that_are_all_zero() -> None:
 def test_only_what_is_selected_travels_and_once(codec: str) -> None:
     """24 elements: the tied weight once, the frozen layer not at all."""
     group = members(3, codec)
-    all_averaged(group, lambda member, i: member.exchange())
+    all_averaged(group, lambda member, i: member.exchanged())
     for member in group:
         sent = member.link.bytes_sent
         assert sent["BUCKET"] == 2 * (4 * HEADER_BYTES + 24 * PER_ELEMENT[codec])
-        assert sent["ROUND"] == 2 * (HEADER_BYTES + 24 + 4 * 8 + 1)
+        assert sent["ROUND"] == 2 * (HEADER_BYTES + 32 + 4 * 8 + 1)
         assert sent["END"] == sent["VOTE"] == 2 * HEADER_BYTES
         assert set(sent) - {"WAITING"} == {"BUCKET", "ROUND", "END", "VOTE"}
 
@@ -205,14 +177,13 @@ def test_half_precision_parameters_are_reduced_in_float32() -> None:
     group = members(2)
     for member in group:
         member.model.to(dtype="bfloat16")
-        member.selection = select(member.model, "trainable")
-        member.strategy = EveryStep(member.selection, codec_from_spec("fp32"), member.party)
+        member.prepare("fp32")
     group[0].set_gradients(0)
     group[1].set_gradients(1)
     own = [
         np.concatenate([gradient(p).astype("float32").numpy().ravel() for p in m.selection.parameters]) for m in group
     ]
-    averages = all_averaged(group, lambda member, i: member.exchange())
+    averages = all_averaged(group, lambda member, i: member.exchanged())
     np.testing.assert_array_equal(averages[0].values, own[0] * np.float32(0.5) + own[1] * np.float32(0.5))
     assert str(gradient(group[0].selection.parameters[0]).dtype).endswith("bfloat16")
 
@@ -220,7 +191,7 @@ def test_half_precision_parameters_are_reduced_in_float32() -> None:
 def test_alone_an_average_is_what_one_has() -> None:
     (member,) = members(1)
     own = member.flat_gradient()
-    (average,) = all_averaged([member], lambda member, i: member.exchange(weight=8.0))
+    (average,) = all_averaged([member], lambda member, i: member.exchanged(weight=8.0))
     np.testing.assert_array_equal(average.values, own)
     assert (average.share, member.link.bytes_sent) == (1.0, {})
 
@@ -236,9 +207,9 @@ def test_a_fault_names_the_parameter(value: float, index: int, name: str) -> Non
     broken[-1] = value
     set_gradient(group[1].selection.parameters[index], broken)
 
-    def act(member: Member, i: int) -> Any:
+    def act(member: Averager, i: int) -> Any:
         try:
-            return member.exchange(step=7)
+            return member.exchanged(step=7)
         except NebulaError as error:
             member.link.leave(str(error), deliberate=False, linger_s=0.1)
             return str(error)
@@ -255,7 +226,7 @@ def test_infinite_and_minus_infinite_do_not_cancel_out() -> None:
     (member,) = members(1)
     set_gradient(member.selection.parameters[1], np.array([math.inf, -math.inf, 0, 0], dtype=np.float32))
     with pytest.raises(NebulaError, match=r"'first\.bias' must be finite, got 2 infinite or NaN of 4"):
-        member.exchange()
+        member.exchanged()
 
 
 @pytest.mark.parametrize("culprits", [(0,), (1,), (0, 2)])
@@ -263,7 +234,7 @@ def test_with_a_scaler_all_skip_the_step_together(culprits: tuple[int, ...]) -> 
     group = members(3)
     for culprit in culprits:
         set_gradient(group[culprit].selection.parameters[2], np.array([1, math.inf, 2, 3], dtype=np.float32))
-    averages = all_averaged(group, lambda member, i: member.exchange(loss_scale=2.0 ** (10 + i), scaled=True))
+    averages = all_averaged(group, lambda member, i: member.exchanged(loss_scale=2.0 ** (10 + i), scaled=True))
     assert averages[0].non_finite == tuple(NAMES[culprit] for culprit in culprits)
     for member in group:
         for parameter in member.selection.parameters:
@@ -276,7 +247,7 @@ def test_different_loss_scales_give_the_same_true_gradient(scales: tuple[float, 
     own = [member.flat_gradient() for member in group]
     for seed, (member, scale) in enumerate(zip(group, scales, strict=True)):
         member.set_gradients(seed, scale)
-    averages = all_averaged(group, lambda member, i: member.exchange(loss_scale=scales[i], scaled=True))
+    averages = all_averaged(group, lambda member, i: member.exchanged(loss_scale=scales[i], scaled=True))
     np.testing.assert_allclose(averages[0].values, np.mean(own, axis=0), rtol=1e-5, atol=1e-6)
     for member, scale in zip(group, scales, strict=True):
         np.testing.assert_allclose(member.flat_gradient(), scale * averages[0].values, rtol=1e-6)
@@ -287,15 +258,15 @@ def test_what_does_not_fit_on_the_wire_is_an_error_that_says_where(codec: str, l
     (member,) = members(1, codec)
     set_gradient(member.selection.parameters[2], np.array([0, 0, 0, largest], dtype=np.float32))
     with pytest.raises(
-        NebulaError, match=f"does not fit into sync_codec='{codec}' at step 1 .*second.bias.*: its largest"
+        NebulaError, match=f"does not fit into sync_codec='{codec}' in round 1 .*second.bias.*: its largest"
     ):
-        member.exchange()
+        member.exchanged()
 
 
 # What the members must agree on
 
 
-def refusals(group: Sequence[Member], act: Callable[[Member, int], Any]) -> list[str]:
+def refusals(group: Sequence[Averager], act: Callable[[Averager, int], Any]) -> list[str]:
     outcomes = together(group, act)
     assert all(type(outcome) is NebulaError for outcome in outcomes), outcomes
     return [str(outcome) for outcome in outcomes]
@@ -310,8 +281,8 @@ def test_different_parameters_are_found_and_the_bucket_named(position: int) -> N
     flat = parameter.numpy().ravel()
     flat[position - selection.offsets[index]] *= 1 + 1e-6
     parameter.set_value(flat.reshape(parameter.shape))
-    group[2].strategy.refresh_digests()
-    for sentence in refusals(group, lambda member, i: member.exchange()):
+    group[2].exchange.refresh_digests()
+    for sentence in refusals(group, lambda member, i: member.exchanged()):
         assert "must hold identical parameters before round 1" in sentence
         assert f"bucket {position // BUCKET_NUMEL} of 4 differs" in sentence
         assert selection.names[index] in sentence
@@ -322,7 +293,7 @@ def test_the_final_comparison() -> None:
     group = members(2)
     assert together(group, lambda member, i: member.strategy.compare_final()) == [None, None]
     fill(group[1].model, 5)
-    group[1].strategy.refresh_digests()
+    group[1].exchange.refresh_digests()
     for sentence in refusals(group, lambda member, i: member.strategy.compare_final()):
         assert "must hold identical parameters at the end, but bucket 0 of 4 differs" in sentence
 
@@ -331,7 +302,7 @@ def test_the_final_comparison() -> None:
 def test_who_has_taken_its_last_step_ends_the_training_of_all(enders: tuple[int, ...]) -> None:
     """Without an average, without a loss, and after the comparison of the parameters."""
 
-    def goes_on(member: Member) -> Average:
+    def goes_on(member: Averager) -> Average:
         return member.strategy.average(Contribution(step=1, weight=1.0))
 
     group = members(3)
@@ -342,7 +313,7 @@ def test_who_has_taken_its_last_step_ends_the_training_of_all(enders: tuple[int,
     assert outcomes == [None if i in enders else names for i in range(3)]
     assert [len(member.link.members) for member in group] == [3] * 3
     fill(group[2].model, 5)
-    group[2].strategy.refresh_digests()
+    group[2].exchange.refresh_digests()
     for sentence in refusals(
         group, lambda member, i: member.strategy.compare_final() if i in enders else goes_on(member)
     ):
@@ -351,25 +322,25 @@ def test_who_has_taken_its_last_step_ends_the_training_of_all(enders: tuple[int,
 
 def test_different_steps_are_refused_by_all() -> None:
     group = members(3)
-    for sentence in refusals(group, lambda member, i: member.exchange(step=5 + (i == 1))):
+    for sentence in refusals(group, lambda member, i: member.exchanged(step=5 + (i == 1))):
         assert "must be at the same step in round 1" in sentence
         assert "5" in sentence
         assert "6" in sentence
 
 
 def test_no_weight_at_all_is_refused_by_all() -> None:
-    for sentence in refusals(members(2), lambda member, i: member.exchange(weight=0.0)):
+    for sentence in refusals(members(2), lambda member, i: member.exchanged(weight=0.0)):
         assert "round 1 needs a positive total weight, got {'amber': 0.0, 'birch': 0.0}" in sentence
         assert "sync_weight='equal'" in sentence
 
 
 def test_the_parameter_digest_is_one_for_all() -> None:
     group = members(3)
-    assert len({member.strategy.parameter_digest() for member in group}) == 1
-    before = group[0].strategy.parameter_digest()
+    assert len({member.exchange.parameter_digest() for member in group}) == 1
+    before = group[0].exchange.parameter_digest()
     fill(group[0].model, 3)
-    group[0].strategy.refresh_digests()
-    assert group[0].strategy.parameter_digest() != before
+    group[0].exchange.refresh_digests()
+    assert group[0].exchange.parameter_digest() != before
 
 
 # Peers that are lost, or do not keep to the protocol
@@ -379,14 +350,14 @@ def packed(kind: Kind, payload: bytes, **fields: int) -> bytes:
     return Frame(kind, len(payload), checksum=checksum(payload), **fields).pack() + payload
 
 
-def opening_of(member: Member, **changes: Any) -> bytes:
+def opening_of(member: Averager, **changes: Any) -> bytes:
     """The ROUND message that the member would send."""
     fields = {"step": 1, "weight": 1.0, "batch_hash": 0, **changes}
-    head = every_step._ROUND.pack(fields["step"], fields["weight"], fields["batch_hash"])
-    return head + b"".join(digest.to_bytes(8, "big") for digest in member.strategy.digests) + b"\xe0"
+    head = _HEAD.pack(fields["step"], fields["weight"], fields["batch_hash"], 0.0)
+    return head + b"".join(digest.to_bytes(8, "big") for digest in member.exchange.digests) + b"\xe0"
 
 
-def put(member: Member, data: bytes) -> None:
+def put(member: Averager, data: bytes) -> None:
     channel = member.link._streams["amber"].channel
     chunk = channel.reserve()
     assert chunk is not None
@@ -399,7 +370,7 @@ def put(member: Member, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("opening", "a ROUND message from cluster 'birch' must be 57 bytes, got"),
+        ("opening", "a ROUND message from cluster 'birch' must be 65 bytes, got"),
         ("bucket", "bucket 0 does not decode: 7 elements as fp32 must be 28 bytes, got"),
     ],
 )
@@ -416,9 +387,9 @@ def test_a_payload_of_the_wrong_size_costs_its_sender_the_membership(
     own = amber.flat_gradient()
     if on_loss == "stop":
         with pytest.raises(PeerLost, match=reason):
-            amber.exchange()
+            amber.exchanged()
     else:
-        np.testing.assert_array_equal(amber.exchange().values, own)
+        np.testing.assert_array_equal(amber.exchanged().values, own)
         assert reason in amber.link.losses()["birch"].reason
 
 
@@ -426,7 +397,7 @@ def test_a_payload_of_the_wrong_size_costs_its_sender_the_membership(
 def test_an_impossible_weight_is_refused(weight: float) -> None:
     amber, birch = members(2, on_loss="continue")
     put(birch, packed(Kind.ROUND, opening_of(birch, weight=weight), round=1))
-    assert amber.exchange().share == 1.0
+    assert amber.exchanged().share == 1.0
     assert "weight of cluster 'birch' must be finite and not negative" in amber.link.losses()["birch"].reason
 
 
@@ -436,12 +407,12 @@ def test_one_of_three_is_lost_in_a_round(victim: int) -> None:
     group = members(3, on_loss="continue")
     own = {i: member.flat_gradient() for i, member in enumerate(group) if i != victim}
 
-    def act(member: Member, i: int) -> Any:
+    def act(member: Averager, i: int) -> Any:
         if i == victim:
             member.link.post(Kind.ROUND, opening_of(member), round=1)
             member.link.leave("it failed", deliberate=False, linger_s=0.1)
             return None
-        return [member.exchange(step=1).values, member.exchange(step=2).values]
+        return [member.exchanged(step=1).values, member.exchanged(step=2).values]
 
     outcomes = [outcome for outcome in together(group, act) if outcome is not None]
     assert [[values.tobytes() for values in outcome] for outcome in outcomes] == [

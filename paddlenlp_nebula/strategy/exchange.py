@@ -1,0 +1,255 @@
+"""What every strategy does in a round: open it, and average one vector per member, bucket by bucket.
+
+All members reduce the same decoded payloads in the same order, their own included, so their sums
+are bit-identical; digests of the parameters travel with every opening to prove it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from paddlenlp_nebula.buckets import Bucket, cut, digests, gather
+from paddlenlp_nebula.codec.codec import Codec, Float32Vector, State, Turn
+from paddlenlp_nebula.errors import NebulaError, PeerLost, ProtocolError
+from paddlenlp_nebula.link.frames import Kind, checksum
+from paddlenlp_nebula.link.gather import all_gather
+from paddlenlp_nebula.link.membership import Party
+from paddlenlp_nebula.selection import Selection
+from paddlenlp_nebula.strategy.opening import FINAL, Opening
+
+__all__ = ["Exchange", "described", "name_fault", "shares"]
+
+_KEY = re.compile(r"codec/(\d+)/(\w+)")
+
+
+class Exchange:
+    """The selected parameters in buckets, their codec with its state, and the members, on a cluster's leader.
+
+    Args:
+        selection: the parameters.
+        codec: the form of their gradients or changes on the wire.
+        party: the members.
+        whole_tensors: let no bucket cut a parameter in two, even if the codec would not mind.
+
+    Attributes:
+        selection, party: as given.
+        buckets: the selection, cut.
+        digests: a 64-bit hash of each bucket of the parameters, as of the last refresh.
+    """
+
+    def __init__(self, selection: Selection, codec: Codec, party: Party, *, whole_tensors: bool = False) -> None:
+        self.selection = selection
+        self.party = party
+        self.buckets = cut(selection, whole_tensors=whole_tensors or codec.whole_tensors)
+        self.digests = digests(self.buckets, selection)
+        self._codec = codec
+        self._states = [codec.init(bucket.layout) for bucket in self.buckets]
+        self._payloads: dict[int, bytes] = {}  # of this round, encoded with a change of state, so only once
+
+    # The parameters
+
+    def read(self, bucket: Bucket) -> Float32Vector:
+        """The present values of the parameters in a bucket."""
+        return gather(bucket, self.selection.parameters.__getitem__)
+
+    def refresh_digests(self, parts: Iterable[int] | None = None) -> None:
+        """Hash the parameters anew, in all buckets or in some."""
+        chosen = range(len(self.buckets)) if parts is None else list(parts)
+        fresh = digests([self.buckets[part] for part in chosen], self.selection)
+        for part, digest in zip(chosen, fresh, strict=True):
+            self.digests[part] = digest
+
+    def parameter_digest(self) -> str:
+        """One hash of all selected parameters, from the buckets' digests."""
+        return f"{checksum(struct.pack(f'!{len(self.digests)}Q', *self.digests)):016x}"
+
+    # A round
+
+    def open(self, number: int, opening: Opening, when: str) -> dict[str, Opening]:
+        """Exchange the openings of a round and check that all members hold the same parameters.
+
+        Raises:
+            NebulaError: naming the first differing bucket and its parameters.
+        """
+        link = self.party.link
+        flags = FINAL if opening.final else 0
+        link.post(Kind.ROUND, opening.pack(), round=number, flags=flags)
+        openings = {}
+        for member in link.members:
+            if member == link.cluster:
+                openings[member] = opening
+                continue
+            with link.receive(member, Kind.ROUND, round=number) as message:
+                openings[member] = Opening.parse(
+                    bytes(message.payload),
+                    message.frame.flags,
+                    member=member,
+                    buckets=len(self.buckets),
+                    present_bytes=len(opening.present),
+                )
+        self._compare({member: theirs.digests for member, theirs in openings.items()}, when)
+        return openings
+
+    def average(
+        self,
+        number: int,
+        share: Mapping[str, np.float32],
+        parts: Sequence[int],
+        produce: Callable[[Bucket], Float32Vector],
+        when_posted: Callable[[], None] = lambda: None,
+    ) -> Float32Vector:
+        """The weighted sum over all members of what they produce, decoded.
+
+        Args:
+            number: exchange number; with the same number it may be called again, see `Party.together`.
+            share: member -> its weight; they sum to 1.
+            parts: which buckets, in order, the same on all members.
+            produce: this member's vector for a bucket, all finite; called once per round and bucket
+                if the codec has state.
+            when_posted: see `all_gather`.
+
+        Returns:
+            The averages of the buckets ``parts``, one after the other, float32.
+
+        Raises:
+            PeerLost: a peer's payload does not decode.
+            NebulaError: a value does not fit into the codec's wire format.
+        """
+        starts = np.cumsum([0, *(self.buckets[part].numel for part in parts)])
+        values = np.zeros(int(starts[-1]), dtype=np.float32)
+        member_index = self.party.link.clusters.index(self.party.link.cluster)
+
+        def encode(index: int) -> memoryview:
+            part = parts[index]
+            if part not in self._payloads:
+                payload = self._encode(self.buckets[part], produce, Turn(number, part, member_index))
+                if not self._states[part]:
+                    return payload
+                self._payloads[part] = bytes(payload)
+            return memoryview(self._payloads[part])
+
+        contributions = all_gather(self.party.link, Kind.BUCKET, number, len(parts), encode, when_posted)
+        for index, member, payload in contributions:
+            bucket = self.buckets[parts[index]]
+            out = values[starts[index] : starts[index + 1]]
+            try:
+                self._codec.add(payload, bucket.layout, share[member], out)
+            except ProtocolError as error:
+                raise PeerLost(member, f"its bucket {bucket.index} does not decode: {error}") from error
+        return values
+
+    def commit(self, *, void: bool = False) -> None:
+        """The round is complete: forget what it sent; ``void``: nobody uses it, so feedback takes it back."""
+        if void:
+            for part, payload in self._payloads.items():
+                self._codec.take_back(memoryview(payload), self.buckets[part].layout, self._states[part])
+        self._payloads.clear()
+
+    # Checkpoints
+
+    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The codec's state, for a checkpoint: "codec/BUCKET/NAME" -> array."""
+        return {
+            f"codec/{part}/{name}": array for part, state in enumerate(self._states) for name, array in state.items()
+        }
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Continue from a checkpoint's state.
+
+        Raises:
+            NebulaError: it belongs to another codec or another selection.
+        """
+        wanted = self.state()
+        found = {name: array for name, array in arrays.items() if _KEY.fullmatch(name)}
+        if described(wanted) != described(found):
+            odd = next(name for name in [*wanted, *found] if described(wanted).get(name) != described(found).get(name))
+            raise NebulaError(
+                f"the checkpoint's state of sync_codec={self._codec.spec!r} must hold {odd} as "
+                f"{described(wanted).get(odd, 'nothing')}, got {described(found).get(odd, 'nothing')}: resume with the "
+                "codec, error feedback and parameters that it was written with"
+            )
+        states: list[State] = [{} for _ in self.buckets]
+        for name, array in found.items():
+            match = _KEY.fullmatch(name)
+            assert match is not None
+            states[int(match[1])][match[2]] = np.array(array)
+        # In the order of init(), which a codec may rely on.
+        self._states = [{name: states[part][name] for name in state} for part, state in enumerate(self._states)]
+
+    # Inside
+
+    def _encode(self, bucket: Bucket, produce: Callable[[Bucket], Float32Vector], turn: Turn) -> memoryview:
+        try:
+            return self._codec.encode(produce(bucket), bucket.layout, self._states[bucket.index], turn)
+        except OverflowError as error:
+            names = ", ".join(dict.fromkeys(self.selection.names[piece[0]] for piece in bucket.pieces))
+            raise NebulaError(
+                f"a value does not fit into sync_codec={self._codec.spec!r} in round {turn.round} (in {names[:200]}): {error}"
+            ) from None
+
+    def _compare(self, others: Mapping[str, tuple[int, ...]], when: str) -> None:
+        own = tuple(self.digests)
+        for member, theirs in others.items():
+            if theirs == own:
+                continue
+            index = next(i for i, pair in enumerate(zip(own, theirs, strict=True)) if pair[0] != pair[1])
+            names = [self.selection.names[piece[0]] for piece in self.buckets[index].pieces]
+            raise NebulaError(
+                f"clusters {self.party.link.cluster!r} and {member!r} must hold identical parameters {when}, but "
+                f"bucket {index} of {len(own)} differs ({names[0]} ... {names[-1]}): unlike hardware rounds "
+                "differently, the optimizers differ (a custom one, or another checkpoint's state), or something changed "
+                "parameters on one side only"
+            )
+
+
+def shares(weights: Mapping[str, float], number: int) -> dict[str, np.float32]:
+    """Weights that sum to 1.
+
+    Raises:
+        NebulaError: all are zero.
+    """
+    total = sum(weights.values())
+    if not total > 0:
+        raise NebulaError(
+            f"round {number} needs a positive total weight, got {dict(weights)}: no cluster saw a sample or token since "
+            "the last one; sync_weight='equal' averages them all the same"
+        )
+    return {member: np.float32(weight / total) for member, weight in weights.items()}
+
+
+def described(arrays: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, str]:
+    """name -> dtype and shape."""
+    return {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
+
+
+def name_fault(
+    selection: Selection, bucket: Bucket, vector: Float32Vector, what: str, where: str
+) -> NebulaError | None:
+    """The error for a vector that is not finite, naming the parameter; None if it is finite.
+
+    Args:
+        selection: names the parameters.
+        bucket: where the vector belongs.
+        vector: float32, shape (bucket.numel,).
+        what: "gradient" or "change".
+        where: "at step 7".
+    """
+    # A float64 sum of finite float32 numbers is finite, so one pass settles it.
+    with np.errstate(invalid="ignore"):
+        if np.isfinite(np.add.reduce(vector, dtype=np.float64)):
+            return None
+    at = 0
+    for index, start, stop in bucket.pieces:
+        piece = vector[at : at + stop - start]
+        at += stop - start
+        if bad := int((~np.isfinite(piece)).sum()):
+            return NebulaError(
+                f"the {what} of {selection.names[index]!r} must be finite, got {bad} infinite or NaN of "
+                f"{len(piece)} elements {where}: lower the learning rate or look at the data of this step"
+            )
+    raise AssertionError("a bucket that is not finite has an element that is not")

@@ -1,0 +1,210 @@
+"""``local_steps``: each cluster trains by itself for some steps, then all average what has changed.
+
+The change since the last round travels (the negative pseudo-gradient of DiLoCo, arXiv 2311.08105),
+an outer optimizer applies its average to the parameters of the last round (the anchor), and
+everybody goes on from there. The inner optimizer's state stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paddlenlp_nebula.buckets import Bucket, gather
+from paddlenlp_nebula.codec.codec import Float32Vector
+from paddlenlp_nebula.errors import NebulaError
+from paddlenlp_nebula.link.frames import checksum
+from paddlenlp_nebula.strategy.exchange import Exchange, described, name_fault, shares
+from paddlenlp_nebula.strategy.opening import Opening
+from paddlenlp_nebula.strategy.outer import OuterOptimizer
+from paddlenlp_nebula.tensors import Tensor
+
+__all__ = ["LocalSteps", "LocalWork", "Merge"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """What a cluster has done since its last round.
+
+    Attributes:
+        step: optimizer steps in all.
+        weight: samples or tokens since the last round, or 1.
+        step_s: seconds that a step took, 0 if unknown.
+        batch_hash: hash of the first batch (round 1), else 0.
+        final: it takes no further step.
+    """
+
+    step: int
+    weight: float
+    step_s: float = 0.0
+    batch_hash: int = 0
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The outcome of a round.
+
+    Attributes:
+        parts: the buckets that have new values.
+        values: these values, one bucket after the other, float32.
+        share: this cluster's part of the average, 0..1.
+        fastest_step_s: seconds per step of the fastest member, 0 if unknown.
+        batch_hashes: member -> hash of its first batch (round 1), else 0.
+        ended_by: members that take no further step: nobody goes further.
+    """
+
+    parts: tuple[int, ...]
+    values: Float32Vector
+    share: float
+    fastest_step_s: float
+    batch_hashes: Mapping[str, int]
+    ended_by: tuple[str, ...]
+
+
+class LocalSteps:
+    """The exchange of parameter changes, on a cluster's leader.
+
+    Args:
+        exchange: the parameters whose changes travel, their codec, and the members.
+        outer: the outer optimizer.
+        fragments: the parameters are cut into this many parts, one of which is exchanged per round
+            (Streaming DiLoCo, arXiv 2501.18512), in strides: bucket b belongs to fragment b mod fragments.
+        source: parameter number -> the tensor that holds its float32 values (a master weight, or itself).
+        same_step: all members take the same number of steps between rounds.
+
+    Attributes:
+        anchor: the parameters as of the last round, float32, shape (selection.numel,).
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        outer: OuterOptimizer,
+        fragments: int,
+        source: Callable[[int], Tensor],
+        *,
+        same_step: bool,
+    ) -> None:
+        self.exchange = exchange
+        self._outer = outer
+        self._fragments = fragments
+        self._source = source
+        self._same_step = same_step
+        self.anchor: Float32Vector = np.empty(exchange.selection.numel, dtype=np.float32)
+        self._velocity = np.zeros_like(self.anchor) if outer.has_velocity else None
+        self._weights = np.zeros(fragments, dtype=np.float64)  # since each fragment's last round
+        self.rebase()
+
+    def rebase(self) -> None:
+        """Take the present parameters for those of the last round."""
+        for bucket in self.exchange.buckets:
+            self.anchor[bucket.start : bucket.stop] = gather(bucket, self._source)
+        self._hash_anchor()
+
+    def merge(self, work: LocalWork) -> Merge:
+        """Average the changes over all members, weighted, and take an outer step.
+
+        In the last round, which any member may call, all fragments are merged.
+
+        Raises:
+            NebulaError: a parameter is infinite or NaN, the members held different parameters after
+                the last round, or they are at different steps.
+            PeerLost: see `Party.together`.
+        """
+        self._weights += work.weight
+        party = self.exchange.party
+        averages, merge = party.together(lambda number: self._round(number, work))
+        self.exchange.commit(void=not merge.parts)
+        if not merge.parts:  # alone
+            self.rebase()
+            self._weights[:] = 0
+            return merge
+        at = 0
+        for part in merge.parts:
+            bucket = self.exchange.buckets[part]
+            own = slice(bucket.start, bucket.stop)
+            change = averages[at : at + bucket.numel]
+            velocity = self._velocity[own] if self._velocity is not None else None
+            self._outer.step(self.anchor[own], change, velocity)
+            averages[at : at + bucket.numel] = self.anchor[own]
+            at += bucket.numel
+        self._hash_anchor(merge.parts)
+        merged = {part % self._fragments for part in merge.parts}
+        self._weights[sorted(merged)] = 0
+        return merge
+
+    def compare_final(self, step: int) -> None:
+        """Compare the parameters once more, after the last round."""
+        opening = Opening(step, 0.0, 0, 0.0, tuple(self.exchange.digests), final=True)
+        self.exchange.party.together(lambda number: self.exchange.open(number, opening, "at the end"))
+
+    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+        """What a checkpoint must keep besides the parameters."""
+        arrays: dict[str, npt.NDArray[np.generic]] = {"anchor": self.anchor, "weights": self._weights}
+        if self._velocity is not None:
+            arrays["velocity"] = self._velocity
+        return arrays | self.exchange.state()
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            NebulaError: it was written with other settings.
+        """
+        own = {name: array for name, array in self.state().items() if "/" not in name}
+        found = {name: array for name, array in arrays.items() if "/" not in name}
+        if described(own) != described(found):
+            raise NebulaError(
+                f"the checkpoint's state of sync_strategy='local_steps' must hold {described(own)}, got {described(found)}: "
+                "resume with the sync_outer, sync_fragments and parameters that it was written with"
+            )
+        for name, array in own.items():
+            array[...] = found[name]
+        self._hash_anchor()
+        self.exchange.restore(arrays)
+
+    def _hash_anchor(self, parts: Iterable[int] | None = None) -> None:
+        """Hash what the members have in common: between two rounds the parameters are each cluster's own."""
+        for part in range(len(self.exchange.buckets)) if parts is None else parts:
+            bucket = self.exchange.buckets[part]
+            self.exchange.digests[part] = checksum(self.anchor[bucket.start : bucket.stop].data.cast("B"))
+
+    def _round(self, number: int, work: LocalWork) -> tuple[Float32Vector, Merge]:
+        link = self.exchange.party.link
+        fragment = (number - 1) % self._fragments
+        digests = tuple(self.exchange.digests)
+        weight = float(self._weights[fragment])
+        opening = Opening(work.step, weight, work.batch_hash, work.step_s, digests, final=work.final)
+        openings = self.exchange.open(number, opening, f"after round {number - 1}")
+        ended_by = tuple(member for member, theirs in openings.items() if theirs.final and member != link.cluster)
+        final = work.final or bool(ended_by)
+        if self._same_step and not final:
+            for member, theirs in openings.items():
+                if theirs.step != work.step:
+                    raise NebulaError(
+                        f"all clusters must be at the same step in round {number}, but {link.cluster!r} is at "
+                        f"{work.step} and {member!r} at {theirs.step}: set the same sync_every and max_steps, or "
+                        "sync_every='auto-balance'"
+                    )
+        buckets = self.exchange.buckets
+        parts = tuple(bucket.index for bucket in buckets if final or bucket.index % self._fragments == fragment)
+        share = shares({member: theirs.weight for member, theirs in openings.items()}, number)
+        speeds = [theirs.step_s for theirs in openings.values()]
+        hashes = {member: theirs.batch_hash for member, theirs in openings.items()}
+        if len(openings) == 1:
+            parts = ()
+
+        def produce(bucket: Bucket) -> Float32Vector:
+            change = gather(bucket, self._source)
+            change -= self.anchor[bucket.start : bucket.stop]
+            where = f"after step {work.step}"
+            if fault := name_fault(self.exchange.selection, bucket, change, "change", where):
+                raise fault
+            return change
+
+        averages = self.exchange.average(number, share, parts, produce)
+        return averages, Merge(parts, averages, float(share[link.cluster]), min(speeds), hashes, ended_by)

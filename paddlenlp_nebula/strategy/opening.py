@@ -1,0 +1,63 @@
+"""The ROUND message with which every member opens a round, before any payload."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from paddlenlp_nebula.errors import ProtocolError
+
+__all__ = ["FINAL", "Opening"]
+
+FINAL = 1
+"""Flag of a ROUND frame: this member takes no further step."""
+_HEAD = struct.Struct(
+    "!QdQd"
+)  # step, weight, hash of the first batch, seconds per step; then digests and presence bits
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a member says of itself at the start of a round.
+
+    Attributes:
+        step: optimizer step that it has reached, from 1.
+        weight: samples or tokens behind its contribution, or 1.
+        batch_hash: hash of its first batch (round 1), else 0.
+        step_s: seconds that one of its optimizer steps takes, 0 if unknown.
+        digests: a 64-bit hash of each bucket of its parameters.
+        present: a bit for each parameter: whether it contributes to it.
+        final: it takes no further step.
+    """
+
+    step: int
+    weight: float
+    batch_hash: int
+    step_s: float
+    digests: tuple[int, ...]
+    present: bytes = b""
+    final: bool = False
+
+    def pack(self) -> bytes:
+        """The message's payload; ``final`` travels as a flag of the frame."""
+        head = _HEAD.pack(self.step, self.weight, self.batch_hash, self.step_s)
+        return head + struct.pack(f"!{len(self.digests)}Q", *self.digests) + self.present
+
+    @classmethod
+    def parse(cls, payload: bytes, flags: int, *, member: str, buckets: int, present_bytes: int) -> Opening:
+        """A member's message.
+
+        Raises:
+            ProtocolError: it is not what ``pack`` produces for this many buckets and bytes of presence bits.
+        """
+        wanted = _HEAD.size + 8 * buckets + present_bytes
+        if len(payload) != wanted:
+            raise ProtocolError(f"a ROUND message from cluster {member!r} must be {wanted} bytes, got {len(payload)}")
+        step, weight, batch_hash, step_s = _HEAD.unpack_from(payload)
+        if not 0 <= weight < float("inf"):
+            raise ProtocolError(f"the weight of cluster {member!r} must be finite and not negative, got {weight}")
+        if not 0 <= step_s < float("inf"):
+            raise ProtocolError(f"the seconds per step of cluster {member!r} must be finite, got {step_s}")
+        digests = struct.unpack_from(f"!{buckets}Q", payload, _HEAD.size)
+        present = payload[_HEAD.size + 8 * buckets :]
+        return cls(step, weight, batch_hash, step_s, digests, present, bool(flags & FINAL))

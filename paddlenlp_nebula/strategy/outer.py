@@ -1,0 +1,56 @@
+"""Outer optimizers: what becomes of the averaged change of the parameters after local steps.
+
+The averaged change is the negative of what DiLoCo (arXiv 2311.08105, Algorithm 1) calls the outer
+gradient, or pseudo-gradient. All members step from the same numbers with the same elementwise
+operations, so their parameters stay bit-identical.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddlenlp_nebula.codec.codec import Float32Vector
+
+__all__ = ["OUTER", "OuterOptimizer"]
+
+OUTER = ("average", "sgd", "nesterov")
+
+
+@dataclass(frozen=True)
+class OuterOptimizer:
+    """An outer step, in place.
+
+    Attributes:
+        name: ``average`` adds the averaged change as it is (local SGD, arXiv 1805.09767); ``sgd`` scales it by the
+            learning rate, with heavy-ball momentum if that is not 0; ``nesterov`` looks ahead along the momentum
+            (DiLoCo: learning rate 0.7, momentum 0.9; the step is lr * (change + momentum * velocity), as in
+            ``paddle.optimizer.Momentum(use_nesterov=True)``).
+        lr: outer learning rate.
+        momentum: outer momentum, 0 <= momentum < 1.
+    """
+
+    name: str = "average"
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    @property
+    def has_velocity(self) -> bool:
+        """Whether it keeps a velocity, a float32 vector as long as the parameters."""
+        return self.name != "average" and self.momentum > 0.0
+
+    def step(self, parameters: Float32Vector, change: Float32Vector, velocity: Float32Vector | None) -> None:
+        """Move ``parameters`` by an averaged ``change``, both float32 of shape (n,); all arguments may be overwritten."""
+        if self.name == "average":
+            parameters += change
+            return
+        lr, momentum = np.float32(self.lr), np.float32(self.momentum)
+        if velocity is not None:
+            velocity *= momentum
+            velocity += change
+            if self.name == "nesterov":
+                change += momentum * velocity
+            else:
+                change = velocity
+        parameters += lr * change
