@@ -7,7 +7,7 @@ everybody goes on from there. The inner optimizer's state stays where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +17,13 @@ from paddlenlp_nebula.buckets import Bucket, gather
 from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.link.frames import checksum
+from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.exchange import Exchange, described, name_fault, shares
 from paddlenlp_nebula.strategy.opening import Opening
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
 from paddlenlp_nebula.tensors import Tensor
 
-__all__ = ["LocalSteps", "LocalWork", "Merge"]
+__all__ = ["LocalSteps", "LocalWork", "Merge", "apply_merge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +209,28 @@ class LocalSteps:
 
         averages = self.exchange.average(number, share, parts, produce)
         return averages, Merge(parts, averages, float(share[link.cluster]), min(speeds), hashes, ended_by)
+
+
+def apply_merge(
+    selection: Selection,
+    buckets: Sequence[Bucket],
+    parts: Sequence[int],
+    values: Float32Vector,
+    put: Callable[[int, Float32Vector], None],
+) -> None:
+    """Hand a merge's values to their parameters.
+
+    Args:
+        selection, buckets: as the leader has them; if not all are in ``parts``, no bucket cuts a parameter.
+        parts, values: see `Merge`.
+        put: called with a parameter's number and its new float32 values, shape (its numel,).
+    """
+    if len(parts) == len(buckets):
+        for index in range(len(selection)):
+            put(index, values[selection.offsets[index] : selection.offsets[index + 1]])
+        return
+    at = 0
+    for part in parts:
+        for index, start, stop in buckets[part].pieces:
+            put(index, values[at : at + stop - start])
+            at += stop - start
