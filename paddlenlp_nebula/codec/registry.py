@@ -1,6 +1,7 @@
 """The closed registry of codecs: spec text -> codec.
 
-A spec is ``FAMILY``, or ``FAMILY:OPTION,OPTION...``: ``fp32``, ``int8``, ``topk:64/4096,2bit``.
+A spec is ``FAMILY``, or ``FAMILY:OPTION,OPTION...``: ``fp32``, ``int8``, ``topk:64/4096,2bit``. Random-k may
+be followed by the spec of what it hands its elements to: ``randomk:0.1+topk:64/4096,4bit``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,18 @@ import difflib
 from paddlenlp_nebula.codec.cast import Bfloat16, Float16, Float32
 from paddlenlp_nebula.codec.codec import Codec
 from paddlenlp_nebula.codec.lowrank import LowRank
+from paddlenlp_nebula.codec.randomk import RandomK
 from paddlenlp_nebula.errors import ConfigurationError
 
 __all__ = ["CODECS", "codec_from_spec"]
 
-CODECS: dict[str, type[Codec]] = {"fp32": Float32, "bf16": Bfloat16, "fp16": Float16, "lowrank": LowRank}
+CODECS: dict[str, type[Codec]] = {
+    "fp32": Float32,
+    "bf16": Bfloat16,
+    "fp16": Float16,
+    "lowrank": LowRank,
+    "randomk": RandomK,
+}
 """Family -> codec."""
 
 
@@ -24,14 +32,29 @@ def codec_from_spec(spec: str) -> Codec:
     Raises:
         ConfigurationError: there is no such codec, or an option is out of range.
     """
+    first, plus, rest = spec.partition("+")
+    codec = _single(first, "sync_codec")
+    if not plus:
+        return codec
+    if not isinstance(codec, RandomK):
+        raise ConfigurationError([f"sync_codec must have {RandomK.grammar} before a '+', got {spec!r}"])
+    inner = _single(rest, "after '+', sync_codec")
+    if not RandomK.takes(type(inner)):
+        allowed = ", ".join(codec.grammar for codec in CODECS.values() if RandomK.takes(codec))
+        raise ConfigurationError([f"after '+', sync_codec must be one of {allowed}, got {rest!r}"])
+    return RandomK(codec.fraction, inner)
+
+
+def _single(spec: str, where: str) -> Codec:
+    """The codec of a spec without ``+``; ``where`` begins the sentence of an error."""
     family, colon, rest = spec.partition(":")
     if family not in CODECS:
         allowed = ", ".join(codec.grammar for codec in CODECS.values())
         near = difflib.get_close_matches(family.lower(), CODECS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigurationError([f"sync_codec must be one of {allowed}, got {spec!r}{hint}"])
+        raise ConfigurationError([f"{where} must be one of {allowed}, got {spec!r}{hint}"])
     codec = CODECS[family]
     try:
         return codec.parse(rest.split(",") if colon else [])
     except ValueError as error:
-        raise ConfigurationError([f"sync_codec must be {codec.grammar}, got {spec!r}: {error}"]) from None
+        raise ConfigurationError([f"{where} must be {codec.grammar}, got {spec!r}: {error}"]) from None

@@ -1,0 +1,120 @@
+"""Random-k: the same random elements on all clusters, which then need no indices on the wire."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from fractions import Fraction
+from importlib import import_module
+
+import numpy as np
+import numpy.typing as npt
+
+from paddlenlp_nebula.codec.cast import Float32
+from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
+from paddlenlp_nebula.errors import ProtocolError
+
+__all__ = ["RandomK"]
+
+_SEED = struct.Struct("<Q")
+
+
+class RandomK(Codec):
+    """A fraction P of the elements, chosen anew each round, as a vector of its own under another codec.
+
+    On the wire: the seed of the choice, 8 bytes, then what the other codec makes of the ceil(P n)
+    chosen elements. With ``topk:...`` as the other one this is the sampling of CocktailSGD (Wang et
+    al., ICML 2023, "CocktailSGD: fine-tuning foundation models over 500Mbps networks"):
+    a cheap choice first, so that the dear one looks at few elements.
+
+    The sample is stratified, one random element of each P-th part of the vector, rather than any
+    k of n. The elements keep their values. Textbook random-k multiplies them by 1/P, which makes the
+    mean right and the variance 1/P times as large; here error feedback sends later what is left out,
+    and a larger value would be sent twice. Without error feedback the average shrinks to P of itself.
+
+    Args:
+        fraction: P, more than 0 and at most 1.
+        inner: the codec of the chosen elements, one that `takes`; float32 if None.
+    """
+
+    grammar = "randomk:P[+CODEC]"
+
+    def __init__(self, fraction: float, inner: Codec | None = None) -> None:
+        self.fraction = fraction
+        self.inner = inner or Float32()
+        self.spec = f"randomk:{fraction!r}".removesuffix(".0")
+        if self.inner.spec != Float32.grammar:
+            self.spec += f"+{self.inner.spec}"
+        self.lossless = fraction == 1 and self.inner.lossless
+
+    @classmethod
+    def parse(cls, options: Sequence[str]) -> RandomK:
+        try:
+            (fraction,) = map(float, options)
+        except ValueError:
+            fraction = 0.0
+        if not 0 < fraction <= 1:
+            raise ValueError("P must be one number, more than 0 and at most 1")
+        return cls(fraction)
+
+    @classmethod
+    def takes(cls, inner: type[Codec]) -> bool:
+        """Whether a codec can follow the ``+``: one without memory of matrices, or of elements, that are others each round."""
+        return not (inner.whole_tensors or inner.own_feedback or issubclass(inner, RandomK))
+
+    def init(self, layout: Layout) -> State:
+        import_module("paddlenlp_nebula.codec.kernels.randomk")  # compiled or loaded now, not in the first round
+        return self.inner.init(self._chosen(layout))
+
+    def estimate(self, layout: Layout) -> int:
+        return _SEED.size + self.inner.estimate(self._chosen(layout))
+
+    def bound(self, layout: Layout) -> int:
+        return _SEED.size + self.inner.bound(self._chosen(layout))
+
+    def encode(
+        self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
+    ) -> memoryview:
+        places = self._places(turn.shared_seed, layout)
+        values = vector[places]
+        rest = None if error is None else values
+        payload = _SEED.pack(turn.shared_seed) + self.inner.encode(values, self._chosen(layout), state, turn, rest)
+        if error is not None:
+            if error is not vector:
+                error[:] = vector
+            error[places] = values
+        return memoryview(payload)
+
+    def decode(self, payload: memoryview, layout: Layout) -> Float32Vector:
+        places, values = self._open(payload, layout)
+        vector = np.zeros(layout.numel, dtype=np.float32)
+        vector[places] = values
+        return vector
+
+    def add(self, payload: memoryview, layout: Layout, weight: np.float32, out: Float32Vector) -> None:
+        places, values = self._open(payload, layout)
+        out[places] += weight * values
+
+    def _open(self, payload: memoryview, layout: Layout) -> tuple[npt.NDArray[np.int64], Float32Vector]:
+        """The places and values of the chosen elements."""
+        least = _SEED.size
+        if payload.nbytes < least:
+            raise ProtocolError(
+                f"{layout.numel} elements as {self.spec} must be at least {least} bytes, got {payload.nbytes}"
+            )
+        try:
+            values = self.inner.decode(payload[least:], self._chosen(layout))
+        except ProtocolError as error:
+            raise ProtocolError(f"{layout.numel} elements as {self.spec}, after {least} bytes: {error}") from error
+        return self._places(_SEED.unpack_from(payload)[0], layout), values
+
+    def _chosen(self, layout: Layout) -> Layout:
+        share = Fraction(repr(self.fraction))  # the decimal number that was asked for, without its rounding
+        return Layout.flat(-(-layout.numel * share.numerator // share.denominator))
+
+    def _places(self, seed: int, layout: Layout) -> npt.NDArray[np.int64]:
+        from paddlenlp_nebula.codec.kernels.randomk import choose
+
+        places = np.empty(self._chosen(layout).numel, dtype=np.int64)
+        choose(np.uint64(seed), np.uint64(layout.numel), places)
+        return places
