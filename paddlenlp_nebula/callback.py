@@ -102,8 +102,8 @@ class NebulaCallback(TrainerCallback):
             "parameters_total": sum(numel(parameter) for parameter in model.parameters()),
             "max_steps": state.max_steps,
         }
-        fields = hello(args, state, nebula, kwargs.get("train_dataloader"))
-        run.prepare(model, selection, fields, number=saved)
+        fields = hello(args, state, nebula, kwargs.get("train_dataloader"), kwargs.get("lr_scheduler"))
+        run.prepare(model, kwargs["optimizer"], selection, fields, number=saved)
         if state.global_step == 0:  # a checkpoint has its own random state
             part_random_state(nebula.cluster_index)
         self._batch_hash = 0

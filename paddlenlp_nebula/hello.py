@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import paddle
+import xxhash
 from paddlenlp.trainer.trainer_utils import has_length
 
 from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.hybrid import owners
+from paddlenlp_nebula.tensors import Tensor, hash_into
 
-__all__ = ["hello", "part_random_state"]
+__all__ = ["hello", "optimizer_digest", "part_random_state"]
 
 # Fields of TrainingArguments that decide about a step or about which model is the best.
 _EQUAL = (
@@ -22,8 +27,17 @@ _EQUAL = (
 )
 
 
-def hello(args: Any, state: Any, nebula: NebulaArguments, loader: Any) -> dict[str, Any]:
-    """The settings that must be equal on all clusters; see `handshake.compare`."""
+def hello(args: Any, state: Any, nebula: NebulaArguments, loader: Any, scheduler: Any) -> dict[str, Any]:
+    """What must be equal on all clusters, as far as it takes no time to find out; see `handshake.compare`.
+
+    Args:
+        args: PaddleNLP's TrainingArguments.
+        state: the TrainerState.
+        nebula: our own settings.
+        loader, scheduler: as the Trainer's callbacks get them.
+    """
+    # With local steps the optimizer's and the scheduler's state is each cluster's own.
+    resumed = state.global_step > 0 and scheduler is not None and nebula.sync_strategy == "every_step"
     precision = "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32"
     if precision != "fp32":
         precision += f" {args.fp16_opt_level}" + (" amp_master_grad" if args.amp_master_grad else "")
@@ -39,9 +53,40 @@ def hello(args: Any, state: Any, nebula: NebulaArguments, loader: Any) -> dict[s
         "optim": getattr(args.optim, "value", args.optim),
         "lr_scheduler_type": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
         **{name: getattr(args, name, None) for name in _EQUAL},
+        "lr_scheduler_state": json.dumps(scheduler.state_dict(), sort_keys=True, default=str) if resumed else None,
         "evaluation": _evaluation(args, loader),
         "unique:output_dir": f"{_machine()}:{os.path.abspath(args.output_dir)}",
     }
+
+
+def optimizer_digest(model: Tensor, optimizer: Any, on_tensor: Callable[[], None] = lambda: None) -> str | None:
+    """A hash of a resumed optimizer's moments and master weights, the same on every machine.
+
+    Args:
+        model: the model as the Trainer holds it, unwrapped.
+        optimizer: as the Trainer's callbacks get it, wrapped.
+        on_tensor: called before each tensor: hashing the state of a large model takes many seconds.
+
+    Returns:
+        None under sharding stage 1: each process holds the part of its own parameters, and which these are depends on
+        the number of processes. A difference then shows after the first step, in the parameters' digests.
+    """
+    if owners(optimizer) is not None:
+        return None
+    state = dict(optimizer.state_dict())
+    state.pop("LR_Scheduler", None)
+    state |= {f"{key}_master_weight": tensor for key, tensor in state.pop("master_weights", {}).items()}
+    # Paddle names them after parameters, and those after a counter of layers in the process: linear_0.w_0_moment1_0.
+    names = {f"{parameter.name}_": name for name, parameter in model.named_parameters()}
+    named = {}
+    for key, tensor in state.items():
+        prefix = max((prefix for prefix in names if key.startswith(prefix)), key=len, default="")
+        named[names.get(prefix, ""), key.removeprefix(prefix)] = tensor
+    digest = xxhash.xxh3_128()
+    for name, kind in sorted(named):
+        on_tensor()
+        hash_into(digest, f"{name} {kind}", named[name, kind])
+    return digest.hexdigest()
 
 
 def _evaluation(args: Any, loader: Any) -> str:

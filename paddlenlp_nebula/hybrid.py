@@ -10,7 +10,7 @@ from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.local import LocalGroup
 from paddlenlp_nebula.tensors import Tensor, gradient, numel, set_gradient
 
-__all__ = ["complete_gradients", "refuse_unsupported"]
+__all__ = ["complete_gradients", "owners", "refuse_unsupported"]
 
 _SPLIT_MODELS = {
     "tensor_parallel_degree": "tensor parallelism",
@@ -77,7 +77,7 @@ def complete_gradients(optimizer: Any, local: LocalGroup) -> None:
         optimizer: as the Trainer's callbacks get it, wrapped.
         local: this cluster's processes.
     """
-    if local.size == 1 or (owned := _owners(optimizer)) is None:
+    if local.size == 1 or (owned := owners(optimizer)) is None:
         return
     for owner, parameters in sorted(owned.items()):
         for parameter in parameters:
@@ -86,7 +86,7 @@ def complete_gradients(optimizer: Any, local: LocalGroup) -> None:
             local.broadcast_tensor(gradient(parameter), owner)
 
 
-def _owners(optimizer: Any) -> dict[int, list[Tensor]] | None:
+def owners(optimizer: Any) -> dict[int, list[Tensor]] | None:
     """rank -> the parameters whose gradients it owns, under sharding stage 1; else None."""
     while optimizer is not None:
         owned = vars(optimizer).get("_rank2params")

@@ -17,6 +17,7 @@ from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import NebulaError
+from paddlenlp_nebula.hello import optimizer_digest
 from paddlenlp_nebula.hybrid import complete_gradients
 from paddlenlp_nebula.ledger.ledger import Ledger, Round
 from paddlenlp_nebula.link.door import Event
@@ -30,6 +31,7 @@ from paddlenlp_nebula.link.throughput import Throughput
 from paddlenlp_nebula.local import LocalGroup
 from paddlenlp_nebula.selection import Selection, frozen_digest, running_statistics
 from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
+from paddlenlp_nebula.strategy.exchange import Exchange
 from paddlenlp_nebula.strategy.initial import spread_parameters
 from paddlenlp_nebula.tensors import Tensor, write
 
@@ -97,11 +99,14 @@ class Run:
         self.alone, self.ended = outcome["alone"], outcome["ended"]
         return dict(outcome["notes"])
 
-    def prepare(self, model: Tensor, selection: Selection, hello: Mapping[str, Any], number: int) -> None:
+    def prepare(
+        self, model: Tensor, optimizer: Any, selection: Selection, hello: Mapping[str, Any], number: int
+    ) -> None:
         """Check that all clusters train the same thing, and make the selected parameters equal.
 
         Args:
             model: unwrapped, as the Trainer holds it.
+            optimizer: as the Trainer's callbacks get it, wrapped.
             selection: what travels.
             hello: further fields that must be equal on all clusters, see `handshake.compare`.
             number: exchanges completed before (from a checkpoint).
@@ -114,7 +119,7 @@ class Run:
         def work() -> None:
             party = self._leader_party()
             party.number = number
-            self._strategy = EveryStep(selection, codec_from_spec(self.arguments.sync_codec), party)
+            self._strategy = EveryStep(Exchange(selection, codec_from_spec(self.arguments.sync_codec), party))
             party.link.measure_rtt()
             if party.link.rtt_s:
                 self.ledger.rtt_ms = 1000 * max(party.link.rtt_s.values())
@@ -125,8 +130,10 @@ class Run:
                 # Equal at the beginning, and each cluster's own in a checkpoint.
                 without = local if number else ()
                 fields["frozen"] = frozen_digest(model, selection, self.local.tick, without)
+                if number and self.arguments.sync_strategy == "every_step":
+                    fields["known:optimizer_state"] = optimizer_digest(model, optimizer, self.local.tick)
             if self.arguments.sync_init == "verify":
-                fields["initial"] = self._strategy.parameter_digest()
+                fields["initial"] = self._strategy.exchange.parameter_digest()
             shake_hands(party.link, fields)
             self._count_bytes()
 
@@ -201,7 +208,7 @@ class Run:
         """After the optimizer step: hash the parameters, which the next round compares."""
         if self._strategy is not None and not self.alone:
             start = time.perf_counter()
-            self._strategy.refresh_digests()
+            self._strategy.exchange.refresh_digests()
             self.ledger.seconds_exposed += time.perf_counter() - start
 
     def agree_on_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -229,11 +236,11 @@ class Run:
 
         def work() -> None:
             strategy = self._leader_strategy()
-            strategy.refresh_digests()
+            strategy.exchange.refresh_digests()
             if not self.alone and self.ended is None:
                 strategy.compare_final()
                 self._standing()
-            self.ledger.parameter_digest = strategy.parameter_digest()
+            self.ledger.parameter_digest = strategy.exchange.parameter_digest()
             self.leave("its training is complete", deliberate=True)
 
         self.local.lead(work)
@@ -320,14 +327,14 @@ class Run:
 
         def work() -> None:
             strategy = self._leader_strategy()
-            spread_parameters(strategy, self.arguments.cluster_names[0], values)
+            spread_parameters(strategy.exchange, self.arguments.cluster_names[0], values)
 
         self.local.lead(work)
         self.local.broadcast(values)
         for index, parameter in enumerate(self._selection.parameters):
             write(parameter, values[self._selection.offsets[index] : self._selection.offsets[index + 1]])
         if self._strategy is not None:
-            self._strategy.refresh_digests()
+            self._strategy.exchange.refresh_digests()
 
     def _note_outcome(self, average: Average, step: int) -> None:
         if average.ended_by:
@@ -361,7 +368,7 @@ class Run:
                 bytes_received=self.ledger.bytes_received - received,
                 seconds_exposed=seconds,
                 seconds_waiting=waiting,
-                digest=self._leader_strategy().parameter_digest(),
+                digest=self._leader_strategy().exchange.parameter_digest(),
             )
         )
 

@@ -11,7 +11,7 @@ import xxhash
 from paddle import nn
 
 from paddlenlp_nebula.errors import ConfigurationError
-from paddlenlp_nebula.tensors import Tensor, numel
+from paddlenlp_nebula.tensors import Tensor, hash_into, numel
 
 __all__ = ["Selection", "frozen_digest", "running_statistics", "select"]
 
@@ -108,12 +108,6 @@ def frozen_digest(
     state = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in state:
         on_tensor()
-        if id(tensor) in travelling or id(tensor) in without:
-            continue
-        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
-        if tensor.dtype == paddle.bfloat16 or not tensor.place.is_cpu_place():
-            values = tensor.detach().cpu().numpy()
-        else:
-            values = tensor.detach().numpy()
-        digest.update(np.ascontiguousarray(values).data.cast("B") if values.size else b"")
+        if id(tensor) not in travelling and id(tensor) not in without:
+            hash_into(digest, name, tensor)
     return digest.hexdigest()

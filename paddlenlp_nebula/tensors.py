@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import paddle
+import xxhash
 
 from paddlenlp_nebula.codec.codec import Float32Vector
 
-__all__ = ["Tensor", "gradient", "numel", "read_into", "set_gradient", "write"]
+__all__ = ["Tensor", "gradient", "hash_into", "numel", "read_into", "set_gradient", "write"]
 
 Tensor = Any  # paddle.Tensor is created at run time and has no static type
 
@@ -37,6 +38,16 @@ def read_into(tensor: Tensor, start: int, stop: int, out: Float32Vector) -> None
     else:
         flat = tensor.detach().flatten()
         out[:] = flat[start:stop].astype(paddle.float32).numpy()
+
+
+def hash_into(digest: xxhash.xxh3_128, name: str, tensor: Tensor) -> None:
+    """Add a tensor's name, shape, dtype and bytes to a hash."""
+    digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+    if tensor.dtype == paddle.bfloat16 or not tensor.place.is_cpu_place():
+        values = tensor.detach().cpu().numpy()
+    else:
+        values = tensor.detach().numpy()
+    digest.update(np.ascontiguousarray(values).data.cast("B") if values.size else b"")
 
 
 def write(tensor: Tensor, values: Float32Vector) -> None:

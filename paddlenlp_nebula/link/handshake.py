@@ -16,6 +16,7 @@ from paddlenlp_nebula.link.link import Link
 
 __all__ = ["check_same", "compare", "shake_hands"]
 
+_OTHER_RUN = "their checkpoints are not of one run: resume all clusters from the same checkpoint, or none"
 _REMEDY = {
     "protocol": "install the same release of paddlenlp-nebula on all clusters",
     "selection": "the selected parameters' names, shapes, dtypes or order differ: build the same model on all clusters",
@@ -24,11 +25,14 @@ _REMEDY = {
     "initial": "the selected parameters differ at the start: use sync_init=broadcast, or the same weights and seed",
     "max_steps": "set the same max_steps on all clusters, or use NebulaTrainer, which agrees on it",
     "global_step": "resume all clusters from the same checkpoint, or set sync_resume=common with NebulaTrainer",
-    "round": "their checkpoints are not of one run: resume all clusters from the same checkpoint, or none",
+    "round": _OTHER_RUN,
+    "optimizer_state": _OTHER_RUN,
+    "lr_scheduler_state": _OTHER_RUN,
     "evaluation": "evaluate at the same steps: set evaluation_strategy=steps and the same eval_steps on all clusters",
     "output_dir": "two clusters on one machine must not share a folder: give each its own output_dir",
 }
-_FOLLOWS = {"round": "global_step"}  # a difference that another one explains
+# Differences that another one explains.
+_FOLLOWS = dict.fromkeys(("round", "known:optimizer_state", "lr_scheduler_state"), "global_step")
 
 
 def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -36,30 +40,33 @@ def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
     Args:
         hellos: for each cluster, in order, its fields. Fields named in the form ``unique:NAME``
-            must differ between clusters; all others must be equal.
+            must differ between clusters, those in the form ``known:NAME`` must be equal on the
+            clusters that know them (not None), and all others must be equal.
     """
     names = list(hellos)
     first = hellos[names[0]]
     problems = []
     differ = {key for hello in hellos.values() for key, value in hello.items() if value != first.get(key)}
     for key in dict.fromkeys(key for hello in hellos.values() for key in hello):
-        field = key.removeprefix("unique:")
+        rule, _, field = key.rpartition(":")
         remedy = _REMEDY.get(field, f"set the same {field} on all clusters")
-        if field != key:
+        if rule == "unique":
             seen: dict[str, str] = {}
             for name in names:
-                value = json.dumps(hellos[name].get(key))
-                if value in seen:
-                    problems.append(f"clusters {seen[value]!r} and {name!r} both have {field}={value}: {remedy}")
-                seen[value] = name
+                text = json.dumps(hellos[name].get(key))
+                if text in seen:
+                    problems.append(f"clusters {seen[text]!r} and {name!r} both have {field}={text}: {remedy}")
+                seen[text] = name
             continue
         if _FOLLOWS.get(key) in differ:
             continue
-        for name in names[1:]:
-            if hellos[name].get(key) != first.get(key):
+        given = [(name, hellos[name].get(key)) for name in names]
+        if rule == "known":
+            given = [(name, value) for name, value in given if value is not None]
+        for name, value in given[1:]:
+            if value != given[0][1]:
                 problems.append(
-                    f"cluster {names[0]!r} has {field}={first.get(key)!r} but cluster {name!r} has "
-                    f"{field}={hellos[name].get(key)!r}: {remedy}"
+                    f"cluster {given[0][0]!r} has {field}={given[0][1]!r} but cluster {name!r} has {field}={value!r}: {remedy}"
                 )
                 break
     return problems

@@ -41,6 +41,21 @@ def hellos(*changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
         (({"round": 44, "global_step": 40}, {"round": 22, "global_step": 20}), ["global_step=20: resume all clusters"]),
         (({"round": 44, "global_step": 40}, {"round": 41, "global_step": 40}), ["round=41: their checkpoints are not"]),
         (({}, {"max_steps": [1, {}]}), ["max_steps=[1, {}]"]),
+        (({"known:optimizer_state": None}, {"known:optimizer_state": "a"}, {"known:optimizer_state": "a"}), []),
+        (({"known:optimizer_state": "a"}, {}), []),
+        (
+            ({"known:optimizer_state": None}, {"known:optimizer_state": "a"}, {"known:optimizer_state": "b"}),
+            [
+                "'birch' has optimizer_state='a' but cluster 'cedar' has optimizer_state='b': their checkpoints are not of"
+            ],
+        ),
+        (
+            (
+                {"known:optimizer_state": "a", "lr_scheduler_state": "c", "global_step": 3},
+                {"known:optimizer_state": "b", "lr_scheduler_state": "d", "global_step": 6},
+            ),
+            ["global_step=6: resume all clusters"],
+        ),
     ],
 )
 def test_each_difference_is_a_sentence(changes: tuple[dict[str, Any], ...], sentences: list[str]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import paddle
 import pytest
 from jobs import Outcome, run_clusters
 
@@ -32,6 +36,13 @@ _CASES = {
 }
 
 
+def _spoil_a_moment(checkpoint: Path) -> None:
+    state = paddle.load(str(checkpoint / "optimizer.pdopt"))
+    moment = state[next(key for key in state if "_moment1" in key)]
+    moment.flatten_()[0] += 1e-6
+    paddle.save(state, str(checkpoint / "optimizer.pdopt"))
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["1 process", "2 processes"])
 def folder(request, tmp_path_factory):
     """The uninterrupted runs, the killed ones and the resumed ones."""
@@ -58,13 +69,16 @@ def folder(request, tmp_path_factory):
         },
     ]
     apart[0]["train"] = {**_CASES["mlp-dropout"]["train"], "max_steps": 8}
+    moments = {"name": "moments", "output": "moments", "resume": 3, **_CASES["mlp-dropout"]}
     for spec in whole:
         run_clusters([spec], folder, processes=request.param)
     for name, case in cases.items():
         killed = {"name": f"{name}-killed", "kill_at": 4, **case}
         run_clusters([killed], folder, processes=request.param)
+    shutil.copytree(folder / "mlp-dropout-killed", folder / "moments")
+    _spoil_a_moment(folder / "moments" / "east" / "checkpoint-3")
     # Paddle names optimizer state after a counter of layers, so a resumed model is its process' first.
-    for spec in [*resumed, *apart] if request.param == 1 else resumed[:1]:
+    for spec in [*resumed, *apart, moments] if request.param == 1 else resumed[:1]:
         run_clusters([spec], folder, processes=request.param)
     return folder
 
@@ -99,3 +113,15 @@ def test_different_steps_are_refused_or_the_common_one_is_taken(folder):
         common = Outcome(folder, "common", cluster)
         assert common.error is None
         assert common.distance(Outcome(folder, "mlp-dropout-whole", cluster)) == 0.0
+
+
+def test_another_optimizer_state_is_refused_before_anything_is_trained(folder):
+    """Parameters, steps and settings are equal, one element of a moment is not."""
+    if not (folder / "moments.west.r0.json").exists():
+        pytest.skip("done with one process per cluster")
+    errors = [Outcome(folder, "moments", cluster).error for cluster in ("west", "east")]
+    assert errors[0] == errors[1]
+    assert errors[0].startswith("HandshakeError")
+    assert "cluster 'west' has optimizer_state=" in errors[0]
+    assert "their checkpoints are not of one run" in errors[0]
+    assert "lr_scheduler_state" not in errors[0]
