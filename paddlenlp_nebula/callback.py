@@ -22,7 +22,8 @@ from paddlenlp_nebula.hybrid import refuse_unsupported
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME, Ledger
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import select
-from paddlenlp_nebula.tensors import Tensor, gradient, numel, set_gradient
+from paddlenlp_nebula.tensors import Tensor, gradient, numel
+from paddlenlp_nebula.void_step import VoidStep
 
 __all__ = ["NebulaCallback"]
 
@@ -55,6 +56,7 @@ class NebulaCallback(TrainerCallback):
         self._hook: FarewellHook | None = None
         self._report_path: Path | None = None  # once there is something to report
         self._selected: list[Tensor] = []
+        self._void: VoidStep | None = None  # the step under way is none
         self._staying: list[tuple[str, Tensor]] = []  # parameters that do not travel
         self._reports = 0  # written so far
         self._samples = self._tokens = 0
@@ -142,11 +144,9 @@ class NebulaCallback(TrainerCallback):
                 batch_hash=self._batch_hash if self.ledger.steps == 0 else 0,
             )
         if run.ended is not None:
-            # The others stopped after their last step; without gradients the optimizer leaves our
-            # parameters where theirs are.
-            for parameter in self._selected:
-                set_gradient(parameter, None)
-            control.should_training_stop = True
+            # The others stopped after their last step, and our parameters must stay where theirs are.
+            self._void = VoidStep(state, self._selected, kwargs["lr_scheduler"])
+            run.degrade(f"step {state.global_step + 1} was not taken, but train_loss counts its batch")
         else:
             self.ledger.samples += samples
             self.ledger.tokens += tokens
@@ -155,13 +155,19 @@ class NebulaCallback(TrainerCallback):
         """Parameters are new: hash them."""
         if self._run is not None:
             self._run.after_step()
+        if self._void is not None:
+            self._void.after_optimizer(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the step and keep the counters where the next checkpoint finds them."""
         run = self._run
         if run is None:
             return
-        self.ledger.steps += run.ended is None  # else its gradients were taken away
+        if self._void is not None:
+            self._void.after_step(state, control)
+            self._void = None
+        else:
+            self.ledger.steps += 1
         if self._step_started is not None:
             exposed = self.ledger.seconds_exposed - self._exposed_before
             self.ledger.seconds_compute += max(0.0, time.perf_counter() - self._step_started - exposed)

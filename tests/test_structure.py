@@ -29,7 +29,7 @@ LAYERS = [
     ["strategy", "local", "ledger", "sharding", "batches"],
     ["arguments"],
     ["hybrid"],
-    ["hello"],
+    ["hello", "void_step"],
     ["run"],
     ["farewell"],
     ["callback"],

@@ -40,6 +40,15 @@ SHARDED = [
         "nebula": {"sync_parameters": "adapters"},
     },
 ]
+# One of two clusters ends early: the step that the other one has begun moves nothing, neither by momentum nor by decay.
+STOPPED = [
+    {
+        "name": "stage1-stopped",
+        "model": "llama",
+        "train": {"sharding": "stage1", "learning_rate": 1e-3, "weight_decay": 0.1},
+        "per_cluster": {"east": {"stop_at": 3}},
+    }
+]
 ALONE = [
     {"name": "alone", "model": "mlp-dropout", "items": 24},
     {"name": "alone-lora", "model": "lora", "train": {"gradient_accumulation_steps": 2}},
@@ -65,7 +74,7 @@ def parallel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel")
     run_reference([*DATA_PARALLEL, *map(_without_sharding, SHARDED)], folder)
     run_clusters(DATA_PARALLEL, folder, processes=2)
-    run_clusters(SHARDED, folder, processes=2)  # fleet is initialised once per process
+    run_clusters([*SHARDED, *STOPPED], folder, processes=2)  # fleet is initialised once per process
     return folder
 
 
@@ -84,6 +93,13 @@ def test_two_processes_per_cluster_are_one_job(parallel, name):
     assert [outcomes[0].distance(other) for other in outcomes[1:]] == [0.0] * 3
     if name not in ("master-grad", "early-stopping"):  # bf16 rounds differently; metrics are means over clusters
         assert outcomes[0].distance(Outcome(parallel, name, "reference")) <= 1e-5
+
+
+def test_a_step_that_the_others_do_not_take_moves_nothing_under_sharding(parallel):
+    outcomes = [Outcome(parallel, "stage1-stopped", cluster, rank) for cluster in ("west", "east") for rank in (0, 1)]
+    assert [outcome.error for outcome in outcomes] == [None] * 4
+    assert [outcome.result["steps"] for outcome in outcomes] == [3] * 4
+    assert [outcomes[0].distance(other) for other in outcomes[1:]] == [0.0] * 3
 
 
 def test_one_cluster_alone_is_bit_equal_to_no_plugin(tmp_path):

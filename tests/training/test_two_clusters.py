@@ -34,6 +34,7 @@ EQUIVALENT = [
     {"name": "vera", "model": "vera-free", "nebula": {"sync_parameters": "adapters"}, "train": {"learning_rate": 1e-3}},
     {"name": "prefix", "model": "prefix", "nebula": {"sync_parameters": "adapters"}, "train": {"learning_rate": 1e-3}},
 ]
+_SAVING = {"save_strategy": "steps", "save_steps": 1, "weight_decay": 0.1}
 IDENTICAL = [
     {"name": "bf16-wire", "model": "mlp", "nebula": {"sync_codec": "bf16"}},
     {"name": "fp16-wire", "model": "mlp", "nebula": {"sync_codec": "fp16"}},
@@ -52,8 +53,14 @@ IDENTICAL = [
     },
     {"name": "shared-data", "model": "mlp", "items": 64, "nebula": {"sync_data": "shard"}},
     {"name": "iterable-shared", "model": "mlp", "nebula": {"sync_data": "shard"}},
-    {"name": "stopped-first", "model": "mlp", "per_cluster": {"west": {"stop_at": 3}}},
-    {"name": "stopped-second", "model": "mlp", "trainer": "callback", "per_cluster": {"east": {"stop_at": 3}}},
+    {"name": "stopped-first", "model": "mlp", "train": _SAVING, "per_cluster": {"west": {"stop_at": 3}}},
+    {
+        "name": "stopped-second",
+        "model": "mlp",
+        "trainer": "callback",
+        "train": _SAVING,
+        "per_cluster": {"east": {"stop_at": 3}},
+    },
     {"name": "same-batch", "model": "mlp", "items": 16, "train": {"max_steps": 2}},
     {"name": "workers", "model": "mlp", "items": 64, "train": {"dataloader_num_workers": 2, "max_steps": 4}},
     {
@@ -186,8 +193,14 @@ def test_a_cluster_that_stops_early_ends_the_training_of_all(folder, name):
     stopped, other = (west, east) if name == "stopped-first" else (east, west)
     assert (stopped.report["steps"], other.report["steps"]) == (3, 3)
     assert stopped.report["degradations"] == []
-    assert len(other.report["degradations"]) == 1
+    assert len(other.report["degradations"]) == 2
     assert "ended training before step 4: everybody ends there" in other.report["degradations"][0]
+    assert "step 4 was not taken, but train_loss counts its batch" in other.report["degradations"][1]
+    for outcome, cluster in zip((west, east), ("west", "east"), strict=True):
+        assert outcome.result["steps"] == 3
+        assert len(outcome.result["losses"]) == 3
+        kept = sorted(path.name for path in (folder / name / cluster).glob("checkpoint-*"))
+        assert kept == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     assert {west.report["status"], east.report["status"]} == {"done"}
 
 
