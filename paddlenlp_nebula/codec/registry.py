@@ -12,6 +12,7 @@ from paddlenlp_nebula.codec.cast import Bfloat16, Float16, Float32
 from paddlenlp_nebula.codec.codec import Codec
 from paddlenlp_nebula.codec.lowrank import LowRank
 from paddlenlp_nebula.codec.randomk import RandomK
+from paddlenlp_nebula.codec.topk import TopK
 from paddlenlp_nebula.errors import ConfigurationError
 
 __all__ = ["CODECS", "codec_from_spec"]
@@ -20,6 +21,7 @@ CODECS: dict[str, type[Codec]] = {
     "fp32": Float32,
     "bf16": Bfloat16,
     "fp16": Float16,
+    "topk": TopK,
     "lowrank": LowRank,
     "randomk": RandomK,
 }

@@ -7,7 +7,21 @@ import numpy as np
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, Turn
 from paddlenlp_nebula.codec.registry import codec_from_spec
 
-SPECS = ["fp32", "bf16", "fp16", "lowrank:2", "lowrank:4,bf16", "randomk:0.1", "randomk:0.7+bf16", "randomk:1"]
+SPECS = [
+    "fp32",
+    "bf16",
+    "fp16",
+    "topk:64/4096,2bit",
+    "topk:64/4096",
+    "topk:5/64,4bit",
+    "topk:3/10,1bit",
+    "topk:1/1,fp32",
+    "lowrank:2",
+    "lowrank:4,bf16",
+    "randomk:0.1",
+    "randomk:0.7+bf16",
+    "randomk:1",
+]
 """One or more specs of each family; each family of the registry must occur."""
 
 TURN = Turn(round=1, part=0, member=0)

@@ -6,7 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -36,6 +36,7 @@ def test_the_table_covers_every_family() -> None:
 
 
 @every_codec
+@settings(deadline=None)  # the first example loads kernels
 @given(vector=vectors)
 def test_round_trip(codec: Codec, vector: Float32Vector) -> None:
     layout, before = Layout.flat(len(vector)), vector.copy()
@@ -122,6 +123,7 @@ def test_a_payload_of_another_size_does_not_decode(codec: Codec, numel: int, cha
 
 
 @every_codec
+@settings(deadline=None)  # the first example loads kernels
 @given(data=st.data(), numel=st.integers(1, 9000))
 def test_hostile_bytes_are_refused_or_decode_to_numbers(codec: Codec, data: st.DataObject, numel: int) -> None:
     """Whatever a payload says, nothing outside of it is read and nothing outside of the vector is written."""
