@@ -6,14 +6,18 @@ import os
 from dataclasses import dataclass, field
 from typing import Optional  # PdArgumentParser cannot read "str | None"
 
+from paddlenlp_nebula.codec.registry import CODECS, codec_from_spec
 from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.strategy.outer import OUTER
+from paddlenlp_nebula.strategy.pace import Pace
 
 __all__ = ["NebulaArguments"]
 
 _CHOICES = {
-    "sync_strategy": ("every_step",),
+    "sync_strategy": ("every_step", "local_steps"),
     "sync_parameters": ("all", "trainable", "adapters"),
-    "sync_codec": ("fp32", "bf16", "fp16"),
+    "sync_lora_merge": ("mean", "product", "freeze_a"),
+    "sync_outer": OUTER,
     "sync_weight": ("samples", "tokens", "equal"),
     "sync_on_loss": ("continue", "stop"),
     "sync_init": ("broadcast", "verify"),
@@ -50,14 +54,59 @@ class NebulaArguments:
     )
     sync_strategy: str = field(
         default="every_step",
-        metadata={"help": "every_step: average gradients before each optimizer step."},
+        metadata={
+            "help": "every_step: average gradients before each optimizer step; local_steps: average the change of the "
+            "parameters every sync_every steps, which takes that many times fewer bytes."
+        },
+    )
+    sync_every: str = field(
+        default="30",
+        metadata={
+            "help": "Optimizer steps between two exchanges of local_steps: 30, or 5..30 to grow from 5 to 30 during "
+            "training, or auto-balance[:30] to let slower clusters take fewer."
+        },
+    )
+    sync_outer: str = field(
+        default="average",
+        metadata={
+            "help": "What local_steps does with the averaged change: average adds it, sgd and nesterov take an outer "
+            "step with sync_outer_lr and sync_outer_momentum (DiLoCo: nesterov, 0.7, 0.9)."
+        },
+    )
+    sync_outer_lr: float = field(default=1.0, metadata={"help": "Outer learning rate of sgd and nesterov."})
+    sync_outer_momentum: float = field(default=0.0, metadata={"help": "Outer momentum of sgd and nesterov."})
+    sync_fragments: int = field(
+        default=1,
+        metadata={
+            "help": "local_steps: cut the parameters into this many fragments and exchange one of them at a time, each "
+            "every sync_every steps, so that the peak rate falls by as much."
+        },
     )
     sync_parameters: str = field(
         default="trainable",
         metadata={"help": "Which parameters travel: all, trainable, or adapters (refused without an adapter)."},
     )
     sync_codec: str = field(
-        default="fp32", metadata={"help": "What gradients are cast to on the wire: fp32, bf16, fp16."}
+        default="fp32",
+        metadata={
+            "help": "The form of gradients or changes on the wire: "
+            + ", ".join(c.grammar for c in CODECS.values())
+            + "."
+        },
+    )
+    sync_error_feedback: bool = field(
+        default=True,
+        metadata={"help": "Add what a lossy codec did not send to what it is to send next; without effect on fp32."},
+    )
+    sync_feedback_decay: float = field(
+        default=1.0, metadata={"help": "What is kept of the error before it is fed back, 0..1 (SparseLoCo: 0.95)."}
+    )
+    sync_lora_merge: str = field(
+        default="mean",
+        metadata={
+            "help": "How LoRA's factors are merged: mean of A and of B; product: the mean of the products A B, factored "
+            "anew (local_steps, also for unequal ranks); freeze_a: A is neither trained nor sent."
+        },
     )
     sync_weight: str = field(
         default="samples",
@@ -116,6 +165,11 @@ class NebulaArguments:
         """This cluster's position in ``cluster_names``."""
         return self.cluster_names.index(self.cluster_name)
 
+    @property
+    def pace(self) -> Pace:
+        """``sync_every``, parsed."""
+        return Pace.parse(self.sync_every)
+
     def problems(self) -> list[str]:
         """One sentence for each thing that is wrong; empty when all is well."""
         found = self._roster_problems()
@@ -123,6 +177,7 @@ class NebulaArguments:
             value = getattr(self, name)
             if value not in allowed:
                 found.append(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
+        found += self._codec_problems() + self._local_steps_problems()
         if not isinstance(self.sync_timeout_s, (int, float)) or not 0 < self.sync_timeout_s < float("inf"):
             found.append(f"sync_timeout_s must be a positive number of seconds, got {self.sync_timeout_s!r}")
         if not isinstance(self.sync_quorum, int) or not 1 <= self.sync_quorum <= max(1, len(self.cluster_names)):
@@ -130,6 +185,56 @@ class NebulaArguments:
                 f"sync_quorum must be between 1 and the number of clusters ({len(self.cluster_names)}), "
                 f"got {self.sync_quorum!r}"
             )
+        return found
+
+    def _codec_problems(self) -> list[str]:
+        found: list[str] = []
+        try:
+            codec_from_spec(self.sync_codec)
+        except ConfigurationError as error:
+            found += error.problems
+        if not isinstance(self.sync_feedback_decay, int | float) or not 0 <= self.sync_feedback_decay <= 1:
+            found.append(f"sync_feedback_decay must be between 0 and 1, got {self.sync_feedback_decay!r}")
+        return found
+
+    def _local_steps_problems(self) -> list[str]:
+        found = []
+        pace = None
+        try:
+            pace = Pace.parse(self.sync_every)
+        except ValueError as error:
+            found.append(f"sync_every {error}")
+        lr, momentum, fragments = self.sync_outer_lr, self.sync_outer_momentum, self.sync_fragments
+        if not isinstance(lr, int | float) or not 0 < lr < float("inf"):
+            found.append(f"sync_outer_lr must be a positive number, got {lr!r}")
+        if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+            found.append(f"sync_outer_momentum must be at least 0 and below 1, got {momentum!r}")
+        if self.sync_outer == "average" and (lr, momentum) != (1, 0):
+            found.append(
+                f"sync_outer='average' takes neither learning rate nor momentum, got sync_outer_lr={lr!r} and "
+                f"sync_outer_momentum={momentum!r}: use sync_outer='sgd' or 'nesterov'"
+            )
+        if self.sync_outer == "nesterov" and momentum == 0:
+            found.append("sync_outer='nesterov' needs sync_outer_momentum above 0, got 0: DiLoCo takes 0.9")
+        if not isinstance(fragments, int) or fragments < 1:
+            found.append(f"sync_fragments must be at least 1, got {fragments!r}")
+        elif pace is not None and fragments > 1 and (pace.first != pace.last or pace.last % fragments):
+            found.append(
+                f"sync_fragments must divide a fixed sync_every, so that each fragment is exchanged every sync_every "
+                f"steps, got {fragments} and {self.sync_every}"
+            )
+        if self.sync_strategy == "every_step":
+            found += [
+                f"{name} acts only with sync_strategy='local_steps', got {getattr(self, name)!r}: set the strategy, or "
+                "leave it out"
+                for name, default in (("sync_outer", "average"), ("sync_fragments", 1))
+                if getattr(self, name) != default
+            ]
+            if self.sync_lora_merge == "product":
+                found.append(
+                    "sync_lora_merge='product' acts only with sync_strategy='local_steps': with every_step all clusters "
+                    "hold the same A and B, so the mean of their gradients is exact"
+                )
         return found
 
     def _roster_problems(self) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from paddlenlp.utils.log import logger
 
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.batches import count, hash_batch
+from paddlenlp_nebula.checkpoint import find_state, save_state
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.farewell import FarewellHook
 from paddlenlp_nebula.hello import hello, part_random_state
 from paddlenlp_nebula.hybrid import refuse_unsupported
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME, Ledger
+from paddlenlp_nebula.rounds import Rounds, Step, rounds_for
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import select
 from paddlenlp_nebula.tensors import Tensor, gradient, numel
@@ -52,11 +55,14 @@ class NebulaCallback(TrainerCallback):
     def __init__(self, nebula_args: NebulaArguments | None = None) -> None:
         self.nebula_args = nebula_args or NebulaArguments()
         self.ledger = Ledger()
+        self.resume_folder: str | None = None  # the checkpoint, where somebody knows better than args.output_dir
         self._run: Run | None = None
+        self._rounds: Rounds | None = None
+        self._step = Step(0, 0, 0)
+        self._void: VoidStep | None = None  # the step under way, if the others ended training before it
         self._hook: FarewellHook | None = None
         self._report_path: Path | None = None  # once there is something to report
         self._selected: list[Tensor] = []
-        self._void: VoidStep | None = None  # the step under way is none
         self._staying: list[tuple[str, Tensor]] = []  # parameters that do not travel
         self._reports = 0  # written so far
         self._samples = self._tokens = 0
@@ -98,14 +104,17 @@ class NebulaCallback(TrainerCallback):
             "clusters": list(nebula.cluster_names),
             "strategy": nebula.sync_strategy,
             "codec": nebula.sync_codec,
-            "sync_every": 1,
+            "sync_every": nebula.sync_every if nebula.sync_strategy == "local_steps" else 1,
             "security": nebula.sync_security,
             "parameters_selected": selection.numel,
             "parameters_total": sum(numel(parameter) for parameter in model.parameters()),
             "max_steps": state.max_steps,
         }
         fields = hello(args, state, nebula, kwargs.get("train_dataloader"), kwargs.get("lr_scheduler"))
-        run.prepare(model, kwargs["optimizer"], selection, fields, number=saved)
+        self._rounds = rounds_for(run, selection, kwargs["optimizer"], state.max_steps)
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        found = find_state([self.resume_folder, folder]) if state.global_step else None
+        self._rounds.prepare(model, fields, number=saved, state=found)
         if state.global_step == 0:  # a checkpoint has its own random state
             part_random_state(nebula.cluster_index)
         self._batch_hash = 0
@@ -130,19 +139,19 @@ class NebulaCallback(TrainerCallback):
         """Gradients are complete in this cluster: average them over all clusters."""
         run = self._run
         assert run is not None
+        assert self._rounds is not None
         samples, tokens = (int(total) for total in run.local.sum(self._samples, self._tokens))
+        self._step = Step(
+            number=state.global_step + 1,
+            samples=samples,
+            tokens=tokens,
+            batch_hash=self._batch_hash if self.ledger.steps == 0 else 0,
+            loss_scale=float(scaler._scale) if scaler is not None else 1.0,
+            scaled=scaler is not None,
+        )
         if not run.alone:
-            run.complete_gradients(kwargs["optimizer"])
             self._refuse_other_gradients()
-            scale = float(scaler._scale) if scaler is not None else 1.0
-            run.average_gradients(
-                step=state.global_step + 1,
-                samples=samples,
-                tokens=tokens,
-                loss_scale=scale,
-                scaled=scaler is not None,
-                batch_hash=self._batch_hash if self.ledger.steps == 0 else 0,
-            )
+        self._rounds.before_step(self._step)
         if run.ended is not None:
             # The others stopped after their last step, and our parameters must stay where theirs are.
             self._void = VoidStep(state, self._selected, kwargs["lr_scheduler"])
@@ -152,11 +161,17 @@ class NebulaCallback(TrainerCallback):
             self.ledger.tokens += tokens
 
     def on_optimizer_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Parameters are new: hash them."""
-        if self._run is not None:
-            self._run.after_step()
+        """Parameters are new: hash them, or average what has changed."""
+        if self._run is None:
+            return
         if self._void is not None:
             self._void.after_optimizer(state)
+            return
+        assert self._rounds is not None
+        seconds = time.perf_counter() - self._step_started if self._step_started is not None else 0.0
+        self._rounds.after_step(replace(self._step, seconds=seconds))
+        if self._run.ended is not None:
+            control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the step and keep the counters where the next checkpoint finds them."""
@@ -196,6 +211,18 @@ class NebulaCallback(TrainerCallback):
         if self._run.local.is_leader:
             self._keep(state)  # an evaluation comes before its step's checkpoint
 
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put beside the Trainer's checkpoint what it does not know of."""
+        if self._rounds is not None and self._run is not None and self._run.local.is_leader:
+            arrays = self._rounds.state()
+            if arrays:
+                save_state(Path(args.output_dir) / f"checkpoint-{state.global_step}", arrays)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The last event before the best model may be loaded: average what has changed since the last round."""
+        if self._rounds is not None and (control.should_training_stop or state.global_step >= state.max_steps):
+            self._rounds.before_end(state.global_step)
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add our scalars to the Trainer's, and rewrite the report."""
         if self._run is None or logs is None or not self._run.local.is_leader:
@@ -218,9 +245,10 @@ class NebulaCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare the parameters a last time, say goodbye, write the report."""
         run = self._run
-        if run is None:
+        if run is None or self._rounds is None:
             return
-        run.finish()
+        self._rounds.before_end(state.global_step)
+        self._rounds.finish(state.global_step)
         self._write_report()
         self.close()
         if run.local.is_leader:
@@ -247,7 +275,7 @@ class NebulaCallback(TrainerCallback):
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-        self._run = None
+        self._run = self._rounds = None
         self._report_path = None
 
     # Inside

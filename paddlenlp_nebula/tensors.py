@@ -14,7 +14,7 @@ import xxhash
 
 from paddlenlp_nebula.codec.codec import Float32Vector
 
-__all__ = ["Tensor", "gradient", "hash_into", "numel", "read_into", "set_gradient", "write"]
+__all__ = ["Tensor", "gradient", "hash_into", "master_weight", "numel", "read_into", "set_gradient", "write"]
 
 Tensor = Any  # paddle.Tensor is created at run time and has no static type
 
@@ -29,6 +29,21 @@ def gradient(parameter: Tensor) -> Tensor | None:
     if getattr(parameter, "main_grad", None) is not None:
         return parameter.main_grad
     return parameter.grad
+
+
+def master_weight(optimizer: Any, parameter: Tensor) -> Tensor | None:
+    """The float32 copy that the optimizer steps instead of a bfloat16 or float16 parameter, if it has one.
+
+    Args:
+        optimizer: as the Trainer's callbacks get it, wrapped any number of times.
+        parameter: a parameter that it optimizes.
+    """
+    while optimizer is not None:
+        weights = vars(optimizer).get("_master_weights")
+        if weights and parameter.name in weights:
+            return weights[parameter.name]
+        optimizer = vars(optimizer).get("_inner_opt")
+    return None
 
 
 def read_into(tensor: Tensor, start: int, stop: int, out: Float32Vector) -> None:

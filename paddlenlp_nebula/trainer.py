@@ -57,6 +57,7 @@ class NebulaTrainerMixin:
         try:
             with telling_the_others(self.nebula_callback.fail):
                 resume = self._agree_on_resume(run, resume_from_checkpoint)
+                self.nebula_callback.resume_folder = resume
                 self.args.max_steps = self._agree_on_steps(run)
                 return super().train(resume_from_checkpoint=resume, **kwargs)  # type: ignore[misc]
         finally:

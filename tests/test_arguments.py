@@ -67,9 +67,14 @@ def test_what_is_missing_is_named_with_its_variable(missing: list[str]) -> None:
         ("rendezvous", "host:65536", "a port from 1 to 65535"),
         ("rendezvous", "host:port", "got 'host:port'"),
         ("rendezvous", "host:8²", "got 'host:8²'"),
-        ("sync_strategy", "sometimes", "sync_strategy must be 'every_step', got 'sometimes'"),
+        ("sync_strategy", "sometimes", "sync_strategy must be 'every_step' or 'local_steps', got 'sometimes'"),
         ("sync_parameters", "some", "sync_parameters must be 'all' or 'trainable' or 'adapters', got 'some'"),
-        ("sync_codec", "fp8", "sync_codec must be 'fp32' or 'bf16' or 'fp16', got 'fp8'"),
+        ("sync_codec", "fp8", "sync_codec must be one of fp32, bf16, fp16, .*, got 'fp8'"),
+        ("sync_codec", "bf16:3", "sync_codec must be bf16, got 'bf16:3': bf16 takes no options"),
+        ("sync_feedback_decay", 1.5, "sync_feedback_decay must be between 0 and 1, got 1.5"),
+        ("sync_every", "often", r"sync_every must be a number of steps \(30\), .*, got 'often'"),
+        ("sync_every", 0, "1 <= first <= last, got 0"),
+        ("sync_lora_merge", "sum", "sync_lora_merge must be 'mean' or 'product' or 'freeze_a', got 'sum'"),
         ("sync_weight", "bytes", "sync_weight must be"),
         ("sync_on_loss", "panic", "sync_on_loss must be 'continue' or 'stop', got 'panic'"),
         ("sync_init", "zero", "sync_init must be"),
@@ -88,6 +93,45 @@ def test_what_is_missing_is_named_with_its_variable(missing: list[str]) -> None:
 )
 def test_each_problem_is_a_sentence(field: str, value: Any, sentence: str) -> None:
     (found,) = problems(**{field: value})
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"sync_strategy": "local_steps", "sync_outer": "sgd", "sync_outer_lr": 0},
+            "sync_outer_lr must be a positive number, got 0",
+        ),
+        (
+            {"sync_strategy": "local_steps", "sync_outer": "nesterov", "sync_outer_momentum": 1.0},
+            "sync_outer_momentum must be at least 0 and below 1, got 1.0",
+        ),
+        (
+            {"sync_strategy": "local_steps", "sync_outer_lr": 0.7},
+            "sync_outer='average' takes neither learning rate nor momentum, got sync_outer_lr=0.7",
+        ),
+        ({"sync_strategy": "local_steps", "sync_fragments": 0}, "sync_fragments must be at least 1, got 0"),
+        (
+            {"sync_strategy": "local_steps", "sync_fragments": 7},
+            "sync_fragments must divide a fixed sync_every, .*, got 7 and 30",
+        ),
+        ({"sync_outer": "sgd"}, "sync_outer acts only with sync_strategy='local_steps', got 'sgd'"),
+        ({"sync_fragments": 2}, "sync_fragments acts only with sync_strategy='local_steps', got 2"),
+        ({"sync_lora_merge": "product"}, "sync_lora_merge='product' acts only with sync_strategy='local_steps'"),
+        (
+            {"sync_strategy": "local_steps", "sync_outer": "nesterov"},
+            "sync_outer='nesterov' needs sync_outer_momentum above 0",
+        ),
+        (
+            {"sync_strategy": "local_steps", "sync_fragments": 2, "sync_every": "5..30"},
+            "sync_fragments must divide a fixed sync_every, .*, got 2 and 5..30",
+        ),
+    ],
+)
+def test_what_does_not_go_together(settings: dict[str, Any], sentence: str) -> None:
+    (found,) = problems(**settings)
     with pytest.raises(AssertionError, match=sentence):
         raise AssertionError(found)
 

@@ -31,6 +31,8 @@ LAYERS = [
     ["hybrid"],
     ["hello", "void_step"],
     ["run"],
+    ["checkpoint"],
+    ["rounds"],
     ["farewell"],
     ["callback"],
     ["trainer"],

@@ -116,6 +116,10 @@ class Codec(ABC):
         """Bytes of an encoded bucket at most."""
         return self.estimate(layout)
 
+    def compresses(self, layout: Layout) -> bool:
+        """Whether there is anything in such a bucket that it can make smaller."""
+        return True
+
     @abstractmethod
     def encode(
         self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
@@ -155,4 +159,5 @@ class Codec(ABC):
         out += weight * self.decode(payload, layout)
 
     def take_back(self, payload: memoryview, layout: Layout, state: State) -> None:
-        """The round came to nothing: what ``encode`` sent returns to the state, to be sent later; without one, nothing."""
+        """The round came to nothing: what ``encode`` sent returns to the state, to be sent later."""
+        return  # where there is no state, nothing was counted on

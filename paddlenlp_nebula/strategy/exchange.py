@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from paddlenlp_nebula.buckets import Bucket, cut, digests, gather
+from paddlenlp_nebula.buckets import BUCKET_NUMEL, Bucket, cut, digests, gather
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, State, Turn
-from paddlenlp_nebula.errors import NebulaError, PeerLost, ProtocolError
+from paddlenlp_nebula.errors import ConfigurationError, NebulaError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.frames import Kind, checksum
 from paddlenlp_nebula.link.gather import all_gather
 from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.opening import FINAL, Opening
 
-__all__ = ["Exchange", "described", "name_fault", "shares"]
+__all__ = ["Exchange", "buckets_for", "described", "name_fault", "shares"]
 
 _KEY = re.compile(r"codec/(\d+)/(\w+)")
 
@@ -34,7 +34,7 @@ class Exchange:
         selection: the parameters.
         codec: the form of their gradients or changes on the wire.
         party: the members.
-        whole_tensors: let no bucket cut a parameter in two, even if the codec would not mind.
+        fragments: into how many parts the buckets are dealt out, see `buckets_for`.
 
     Attributes:
         selection, party: as given.
@@ -42,10 +42,10 @@ class Exchange:
         digests: a 64-bit hash of each bucket of the parameters, as of the last refresh.
     """
 
-    def __init__(self, selection: Selection, codec: Codec, party: Party, *, whole_tensors: bool = False) -> None:
+    def __init__(self, selection: Selection, codec: Codec, party: Party, fragments: int = 1) -> None:
         self.selection = selection
         self.party = party
-        self.buckets = cut(selection, whole_tensors=whole_tensors or codec.whole_tensors)
+        self.buckets = buckets_for(selection, codec, fragments)
         self.digests = digests(self.buckets, selection)
         self._codec = codec
         self._states = [codec.init(bucket.layout) for bucket in self.buckets]
@@ -205,6 +205,40 @@ class Exchange:
                 "differently, the optimizers differ (a custom one, or another checkpoint's state), or something changed "
                 "parameters on one side only"
             )
+
+
+def buckets_for(selection: Selection, codec: Codec, fragments: int = 1) -> list[Bucket]:
+    """The selection, cut in the same way on every process of every cluster.
+
+    Args:
+        selection: the parameters.
+        codec: may want whole tensors.
+        fragments: so many buckets at least; if more than one, none cuts a parameter in two.
+
+    Raises:
+        ConfigurationError: there are too few parameters for so many fragments, or nothing for the codec to compress.
+    """
+    if fragments == 1:
+        buckets = cut(selection, whole_tensors=codec.whole_tensors)
+    else:
+        buckets = cut(
+            selection, bucket_numel=min(BUCKET_NUMEL, max(1, selection.numel // fragments)), whole_tensors=True
+        )
+    if len(buckets) < fragments:
+        raise ConfigurationError(
+            [
+                f"sync_fragments must be at most {len(buckets)}, the number of parts that {len(selection)} parameters of "
+                f"these sizes make if none is cut, got {fragments}"
+            ]
+        )
+    if not any(codec.compresses(bucket.layout) for bucket in buckets):
+        raise ConfigurationError(
+            [
+                f"sync_codec={codec.spec!r} would compress nothing: none of the {len(selection)} parameters that travel is "
+                f"a matrix large enough ({selection.names[0]}, ...): use another codec"
+            ]
+        )
+    return buckets
 
 
 def shares(weights: Mapping[str, float], number: int) -> dict[str, np.float32]:

@@ -55,7 +55,7 @@ class Merge:
         share: this cluster's part of the average, 0..1.
         fastest_step_s: seconds per step of the fastest member, 0 if unknown.
         batch_hashes: member -> hash of its first batch (round 1), else 0.
-        ended_by: members that take no further step: nobody goes further.
+        ended_by: members that take no further step although this one would: nobody goes further.
     """
 
     parts: tuple[int, ...]
@@ -98,6 +98,7 @@ class LocalSteps:
         self.anchor: Float32Vector = np.empty(exchange.selection.numel, dtype=np.float32)
         self._velocity = np.zeros_like(self.anchor) if outer.has_velocity else None
         self._weights = np.zeros(fragments, dtype=np.float64)  # since each fragment's last round
+        self._turns = np.zeros(1, dtype=np.int64)  # rounds that have been merged
         self.rebase()
 
     def rebase(self) -> None:
@@ -133,6 +134,7 @@ class LocalSteps:
             self._outer.step(self.anchor[own], change, velocity)
             averages[at : at + bucket.numel] = self.anchor[own]
             at += bucket.numel
+        self._turns += 1
         self._hash_anchor(merge.parts)
         merged = {part % self._fragments for part in merge.parts}
         self._weights[sorted(merged)] = 0
@@ -145,7 +147,11 @@ class LocalSteps:
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
         """What a checkpoint must keep besides the parameters."""
-        arrays: dict[str, npt.NDArray[np.generic]] = {"anchor": self.anchor, "weights": self._weights}
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            "anchor": self.anchor,
+            "weights": self._weights,
+            "turns": self._turns,
+        }
         if self._velocity is not None:
             arrays["velocity"] = self._velocity
         return arrays | self.exchange.state()
@@ -176,13 +182,13 @@ class LocalSteps:
 
     def _round(self, number: int, work: LocalWork) -> tuple[Float32Vector, Merge]:
         link = self.exchange.party.link
-        fragment = (number - 1) % self._fragments
+        fragment = int(self._turns[0]) % self._fragments
         digests = tuple(self.exchange.digests)
         weight = float(self._weights[fragment])
         opening = Opening(work.step, weight, work.batch_hash, work.step_s, digests, final=work.final)
         openings = self.exchange.open(number, opening, f"after round {number - 1}")
-        ended_by = tuple(member for member, theirs in openings.items() if theirs.final and member != link.cluster)
-        final = work.final or bool(ended_by)
+        enders = tuple(member for member, theirs in openings.items() if theirs.final)
+        final = bool(enders)
         if self._same_step and not final:
             for member, theirs in openings.items():
                 if theirs.step != work.step:
@@ -208,7 +214,9 @@ class LocalSteps:
             return change
 
         averages = self.exchange.average(number, share, parts, produce)
-        return averages, Merge(parts, averages, float(share[link.cluster]), min(speeds), hashes, ended_by)
+        return averages, Merge(
+            parts, averages, float(share[link.cluster]), min(speeds), hashes, () if work.final else enders
+        )
 
 
 def apply_merge(

@@ -47,7 +47,8 @@ class Pace:
     def steps(self, step: int, max_steps: int) -> int:
         """H for the round that begins after ``step`` of ``max_steps`` optimizer steps."""
         done = min(1.0, step / max_steps) if max_steps > 0 else 1.0
-        return round(self.first * (self.last / self.first) ** done)
+        growth: float = (self.last / self.first) ** done
+        return round(self.first * growth)
 
     def balanced(self, steps: int, own_step_s: float, fastest_step_s: float) -> int:
         """The steps of a cluster that needs ``own_step_s`` for each, while the fastest takes ``steps``."""

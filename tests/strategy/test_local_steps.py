@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddlenlp_nebula.errors import NebulaError
+from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.strategy.exchange import Exchange
 from paddlenlp_nebula.strategy.local_steps import LocalSteps, LocalWork, Merge, apply_merge
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
@@ -34,7 +34,7 @@ class Drifter(Member):
     def prepare(self, codec: str) -> None:
         super().prepare(codec)
         if self.fragments > 1:
-            self.exchange = Exchange(self.selection, self.exchange._codec, self.party, whole_tensors=True)
+            self.exchange = Exchange(self.selection, self.exchange._codec, self.party, self.fragments)
         source = self.selection.parameters.__getitem__
         self.strategy = LocalSteps(self.exchange, self.outer, self.fragments, source, same_step=self.same_step)
 
@@ -175,6 +175,11 @@ def test_fragments_take_turns_and_the_last_round_merges_all() -> None:
     np.testing.assert_allclose(ours[-1][1], start + np.sum(drifts, axis=0), rtol=1e-5, atol=1e-5)
 
 
+def test_more_fragments_than_parts_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"sync_fragments must be at most 3, .* 3 parameters .* got 9"):
+        drifters(1, AVERAGE, 9)
+
+
 def _drift(seed: int) -> Any:
     rng = np.random.default_rng(seed)
     return np.concatenate([rng.standard_normal(size, dtype=np.float32) for size in (16, 4, 4)])
@@ -204,7 +209,7 @@ def test_who_takes_no_further_step_ends_the_training_of_all(enders: tuple[int, .
         return merge.ended_by
 
     outcomes = together(group, act)
-    assert outcomes == [tuple(NAMES[e] for e in enders if e != i) for i in range(3)]
+    assert outcomes == [() if i in enders else tuple(NAMES[e] for e in enders) for i in range(3)]
     assert len({member.flat().tobytes() for member in group}) == 1
 
 
