@@ -24,7 +24,7 @@ import sys
 import time
 from contextlib import suppress
 
-from ..errors import ProtocolError
+from ..errors import NebulaError, ProtocolError
 from ..forking import close_in_children
 from .channel import CHUNK_BYTES, CHUNKS
 from .doorbells import Doorbell, Kind, Record, pack, unpack
@@ -52,7 +52,7 @@ class CourierChannel(RingChannel):
         connected: whether both couriers have met.
 
     Raises:
-        NebulaError: the courier cannot be started.
+        NebulaError: the courier cannot be started, or there is no memory to share with it.
     """
 
     def __init__(
@@ -60,8 +60,7 @@ class CourierChannel(RingChannel):
     ) -> None:
         if chunk_bytes < 1 or chunks < 1:
             raise ValueError(f"chunk_bytes and chunks must be at least 1, got {chunk_bytes} and {chunks}")
-        self._memory_fd = _sealed_memory(2 * chunks * chunk_bytes)
-        self._memory = mmap.mmap(self._memory_fd, 2 * chunks * chunk_bytes)
+        self._memory_fd, self._memory = _sealed_memory(2 * chunks * chunk_bytes)
         view, half = memoryview(self._memory), chunks * chunk_bytes
         super().__init__(peer, cut(view[:half], chunks, chunk_bytes), cut(view[half:], chunks, chunk_bytes))
         self.port: str | None = None
@@ -255,9 +254,19 @@ class CourierChannel(RingChannel):
             self.close()
 
 
-def _sealed_memory(nbytes: int) -> int:
-    """Anonymous shared memory whose size nobody can change: a shrunk one would kill its reader with SIGBUS."""
+def _sealed_memory(nbytes: int) -> tuple[int, mmap.mmap]:
+    """Anonymous shared memory whose size nobody can change: a shrunk one would kill its reader with SIGBUS.
+
+    It is a memfd: the size of /dev/shm does not limit it, a process' own limits do.
+    """
     fd = os.memfd_create("nebula", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, nbytes)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return fd
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd, mmap.mmap(fd, nbytes)
+    except OSError as error:
+        os.close(fd)
+        raise NebulaError(
+            f"a link needs {nbytes / 1e6:.1f} MB of memory shared with its courier, got {error.strerror!r}: raise this "
+            "process' limits (ulimit -f, ulimit -v)"
+        ) from error

@@ -47,6 +47,9 @@ _SHORTEST_PAUSE_S = 0.5e-3
 _SENDING_PAUSE_S = 2e-3
 _SILENT_PAUSE_S = 10e-3
 
+_SHARED = "/dev/shm"
+_SHARED_BYTES = 4 << 20  # MPICH maps 1.06 MB of it (measured); several couriers may start at once
+
 
 class Lost(Exception):
     """The link cannot go on; the text goes to the leader."""
@@ -56,7 +59,7 @@ def start_mpi() -> None:
     """Initialise MPI and leave no file of it behind, however this process ends.
 
     Raises:
-        Lost: this MPI cannot join two separate jobs.
+        Lost: this MPI cannot join two separate jobs, or has no room to start.
     """
     import mpi4py
 
@@ -70,15 +73,39 @@ def start_mpi() -> None:
             "its courier needs MPICH but mpi4py found Open MPI, which cannot join two separate jobs; "
             "install the package 'mpich' in this environment"
         )
+    refuse_little_shared_memory()
     MPI.Init_thread(MPI.THREAD_FUNNELED)
     for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
         comm.Set_errhandler(MPI.ERRORS_RETURN)
     # MPICH maps a file that it removes only in MPI_Finalize, which a courier rarely reaches.
     with open("/proc/self/maps") as maps:
-        files = {line.split(maxsplit=5)[5].strip() for line in maps if "/dev/shm/mpich_shm_" in line}
+        files = {line.split(maxsplit=5)[5].strip() for line in maps if f"{_SHARED}/mpich_shm_" in line}
     for file in files:
         with contextlib.suppress(OSError):
             os.unlink(file)
+
+
+def refuse_little_shared_memory(folder: str = _SHARED) -> None:
+    """Say what MPI would not: where its file does not fit, writing to it ends the process without a word (SIGBUS).
+
+    Args:
+        folder: where MPICH keeps its file; it is not looked at if it is not there.
+
+    Raises:
+        Lost: the folder is read-only or too full.
+    """
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return
+    free = room.f_bavail * room.f_frsize
+    if room.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK):
+        found = "it is read-only; mount it writable (docker: --tmpfs /dev/shm)"
+    elif free < _SHARED_BYTES:
+        found = f"got {free / 1e6:.1f} MB; remove old files there, or start the container with --shm-size=2g"
+    else:
+        return
+    raise Lost(f"MPI in its courier needs {_SHARED_BYTES / 1e6:.1f} MB free in {folder}, but {found}")
 
 
 class Courier:
