@@ -9,7 +9,6 @@ of up to R for each member. Error feedback, around this codec, is as in the pape
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from math import prod
 from typing import NamedTuple
 
@@ -83,7 +82,8 @@ class LowRank(Codec):
         return any(piece.rank for piece in self._pieces(layout))
 
     def init(self, layout: Layout) -> State:
-        import_module("paddlenlp_nebula.codec.kernels.lowrank")  # compiled or loaded now, not in the first round
+        from paddlenlp_nebula.codec.kernels import lowrank  # noqa: F401  compiles it now, not in a round
+
         state: State = {}
         for piece in self._pieces(layout):
             if piece.rank:

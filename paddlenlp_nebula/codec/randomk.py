@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from fractions import Fraction
-from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +62,8 @@ class RandomK(Codec):
         return not (inner.whole_tensors or inner.own_feedback or issubclass(inner, RandomK))
 
     def init(self, layout: Layout) -> State:
-        import_module("paddlenlp_nebula.codec.kernels.randomk")  # compiled or loaded now, not in the first round
+        from paddlenlp_nebula.codec.kernels import randomk  # noqa: F401  compiles it now, not in a round
+
         return self.inner.init(self._chosen(layout))
 
     def estimate(self, layout: Layout) -> int:

@@ -10,6 +10,7 @@ import difflib
 
 from paddlenlp_nebula.codec.cast import Bfloat16, Float16, Float32
 from paddlenlp_nebula.codec.codec import Codec
+from paddlenlp_nebula.codec.dgc import DeepGradientCompression
 from paddlenlp_nebula.codec.lowrank import LowRank
 from paddlenlp_nebula.codec.randomk import RandomK
 from paddlenlp_nebula.codec.topk import TopK
@@ -24,6 +25,7 @@ CODECS: dict[str, type[Codec]] = {
     "topk": TopK,
     "lowrank": LowRank,
     "randomk": RandomK,
+    "dgc": DeepGradientCompression,
 }
 """Family -> codec."""
 

@@ -21,6 +21,9 @@ SPECS = [
     "randomk:0.1",
     "randomk:0.7+bf16",
     "randomk:1",
+    "randomk:0.1+topk:64/4096,4bit",
+    "dgc:0.01",
+    "dgc:0.05,momentum=0.5,clip=1",
 ]
 """One or more specs of each family; each family of the registry must occur."""
 

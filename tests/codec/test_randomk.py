@@ -14,7 +14,7 @@ from paddlenlp_nebula.codec.codec import Layout, Turn
 from paddlenlp_nebula.codec.kernels.randomk import choose
 from paddlenlp_nebula.codec.randomk import RandomK
 from paddlenlp_nebula.errors import ConfigurationError, ProtocolError
-from tests.codec.table import TURN, decoded, encoded, named, normal
+from tests.codec.table import TURN, decoded, encoded, named, normal, there_and_back
 
 MASK = 2**64 - 1
 
@@ -120,6 +120,22 @@ def test_the_other_codec_sees_a_vector_of_its_own() -> None:
     np.testing.assert_array_equal(decoded(codec, payload, layout), expected)
 
 
+@pytest.mark.parametrize("inner", ["topk:64/4096,4bit", "topk:3/10"])
+def test_top_k_of_the_chosen(inner: str) -> None:
+    """CocktailSGD's: the places that top-k sends are those of the chosen elements, in their order."""
+    numel = 50_000
+    vector, layout, codec = normal(numel), Layout.flat(numel), named(f"randomk:0.1+{inner}")
+    places = np.array(chosen(TURN.shared_seed, numel, 5000))
+    error = np.empty_like(vector)
+    payload = bytes(codec.encode(vector, layout, codec.init(layout), TURN, error))
+    assert payload[8:] == encoded(named(inner), vector[places])
+    expected = np.zeros(numel, dtype=np.float32)
+    expected[places] = there_and_back(named(inner), vector[places])
+    np.testing.assert_array_equal(decoded(codec, payload, layout), expected)
+    np.testing.assert_array_equal(error, vector - expected)
+    assert 0 < np.count_nonzero(expected) < 0.4 * 5000
+
+
 def test_decoding_says_what_is_wrong() -> None:
     with pytest.raises(ProtocolError, match=r"9 elements as randomk:0\.1 must be at least 8 bytes, got 7"):
         decoded(RandomK(0.1), bytes(7), Layout.flat(9))
@@ -164,7 +180,7 @@ def test_other_specs_are_refused(spec: str, sentence: str) -> None:
         named(spec)
 
 
-@pytest.mark.parametrize("inner", ["lowrank:4", "randomk:0.5"])
+@pytest.mark.parametrize("inner", ["lowrank:4", "randomk:0.5", "dgc:0.01"])
 def test_what_remembers_matrices_or_elements_cannot_follow(inner: str) -> None:
     with pytest.raises(
         ConfigurationError, match=rf"after '\+', sync_codec must be one of fp32, .*, got '{inner}'"
