@@ -12,6 +12,7 @@ from paddlenlp_nebula.codec.cast import Bfloat16, Float16, Float32
 from paddlenlp_nebula.codec.codec import Codec
 from paddlenlp_nebula.codec.dgc import DeepGradientCompression
 from paddlenlp_nebula.codec.lowrank import LowRank
+from paddlenlp_nebula.codec.quantize import Int2, Int4, Int8, Sign
 from paddlenlp_nebula.codec.randomk import RandomK
 from paddlenlp_nebula.codec.topk import TopK
 from paddlenlp_nebula.errors import ConfigurationError
@@ -22,6 +23,10 @@ CODECS: dict[str, type[Codec]] = {
     "fp32": Float32,
     "bf16": Bfloat16,
     "fp16": Float16,
+    "int8": Int8,
+    "int4": Int4,
+    "int2": Int2,
+    "sign": Sign,
     "topk": TopK,
     "lowrank": LowRank,
     "randomk": RandomK,
