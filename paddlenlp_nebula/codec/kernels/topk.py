@@ -17,42 +17,63 @@ __all__ = ["select"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Words: TypeAlias = npt.NDArray[np.uint32]
+Places: TypeAlias = npt.NDArray[np.uint16]
+Octets: TypeAlias = npt.NDArray[np.uint8]
 
 _MAGNITUDE = 0x7FFFFFFF
 
 
 @njit()
-def _at_least(numbers: Words, threshold: np.uint32) -> np.int32:
+def _reaching(bits: Words, low: np.uint32) -> np.int32:
+    """How many magnitudes are ``low`` or more."""
     count = np.int32(0)
-    for i in range(len(numbers)):
-        count += np.int32(numbers[i] >= threshold)
+    for j in range(len(bits)):
+        count += np.int32(np.uint32(bits[j] & np.uint32(_MAGNITUDE)) >= low)
     return count
 
 
 @njit()
-def _lower_bound(bits: Words, kept: int, maxima: Words) -> tuple[np.uint32, np.uint32]:
-    """The smallest of the maxima of ``kept`` stripes, and the largest. As many elements are at least the former."""
+def _lower_bound(bits: Words, kept: int, maxima: Words) -> np.uint32:
+    """The smallest of the maxima of ``kept`` stripes: as many elements reach it, and not many more."""
     for j in range(kept):
         maxima[j] = bits[j] & np.uint32(_MAGNITUDE)
-    start = kept
-    while start < len(bits):
+    for start in range(kept, len(bits), kept):
         row = bits[start : start + kept]
         for j in range(len(row)):
             maxima[j] = max(maxima[j], np.uint32(row[j] & np.uint32(_MAGNITUDE)))
-        start += kept
-    low = high = maxima[0]
-    for j in range(1, kept):
-        low, high = min(low, maxima[j]), max(high, maxima[j])
-    return low, high
+    return np.uint32(maxima[:kept].min())
 
 
 @njit()
-def _threshold(candidates: Words, kept: int, low: np.uint32, high: np.uint32) -> np.uint32:
-    """The kept-th largest of the candidates, found by halving the interval; or a lower bound that exactly ``kept`` reach."""
-    below, above = np.int64(low), np.int64(high) + 1  # kept or more reach the former, fewer the latter
+def _collect(bits: Words, low: np.uint32, flags: Octets, busy: Places, candidates: Words, places: Places) -> int:
+    """Writes the magnitudes from ``low`` on, and where they are; returns how many.
+
+    A flag for each element, by vector instructions; then those eights of elements that have one set; then
+    their elements; without branches, which would be guessed wrong.
+    """
+    for j in range(len(bits)):
+        flags[j] = np.uint32(bits[j] & np.uint32(_MAGNITUDE)) >= low
+    flags[len(bits) :] = 0
+    eights = flags.view(np.uint64)
+    many = found = 0
+    for i in range(len(eights)):
+        busy[many] = i
+        many += int(eights[i] != 0)
+    for i in range(many):
+        first = 8 * int(np.int64(busy[i]))
+        for j in range(first, min(first + 8, len(bits))):
+            candidates[found], places[found] = bits[j] & np.uint32(_MAGNITUDE), j
+            found += int(np.int64(flags[j]))
+    return found
+
+
+@njit()
+def _threshold(candidates: Words, kept: int, low: np.uint32) -> np.uint32:
+    """The kept-th largest candidate, or a number that exactly ``kept`` reach: found by halving the interval."""
+    below, above = np.int64(low), np.int64(candidates.max()) + 1  # kept or more reach the former, none the latter
     while above - below > 1:
         middle = (below + above) // 2
-        count = _at_least(candidates, np.uint32(middle))
+        count = _reaching(candidates, np.uint32(middle))
         if count == kept:
             return np.uint32(middle)
         if count > kept:
@@ -86,31 +107,32 @@ def select(
     """
     bits = vector.view(np.uint32)
     maxima = np.empty(kept, np.uint32)
-    space = np.empty(chunk, np.uint32)
-    places = np.empty(chunk, np.uint16)
+    flags = np.empty(chunk // 8 * 8 + 8, np.uint8)
+    busy = np.empty(len(flags) // 8, np.uint16)
+    space, places = np.empty(chunk + 1, np.uint32), np.empty(chunk + 1, np.uint16)
+    low = np.uint32(0)
     total = 0
     for b in range(len(counts)):
         start = b * chunk
         x = bits[start : start + chunk]
         most = (kept * len(x) + chunk - 1) // chunk
-        low, high = _lower_bound(x, most, maxima)
-        low = max(low, np.uint32(1))
-        found = 0
-        for j in range(len(x)):
-            magnitude = np.uint32(x[j] & np.uint32(_MAGNITUDE))
-            space[found], places[found] = magnitude, j
-            found += int(magnitude >= low)
+        # A little less than the threshold of the chunk before is mostly a closer lower bound than the stripes'.
+        if low == 0 or not most <= _reaching(x, low) <= 3 * most:
+            low = max(_lower_bound(x, most, maxima), np.uint32(1))
+        found = _collect(x, low, flags, busy, space, places)
         candidates = space[:found]
-        threshold = low if found <= most else _threshold(candidates, most, low, high)
-        spare = most - int(_at_least(candidates, np.uint32(threshold + np.uint32(1))))
-        first = total
+        threshold = _threshold(candidates, most, low) if found > most else low
+        spare = most - int(_reaching(candidates, np.uint32(threshold + np.uint32(1))))
+        taken = 0
         for j in range(found):
-            magnitude = candidates[j]
-            tie = magnitude == threshold
-            if (magnitude > threshold) | (tie & (spare > 0)):
-                position = start + np.int64(places[j])
-                positions[total], values[total] = position, vector[position]
-                total += 1
-            spare -= tie
-        counts[b] = total - first
+            tie = candidates[j] == threshold
+            places[taken] = places[j]
+            taken += int((candidates[j] > threshold) | (tie & (spare > 0)))
+            spare -= int(tie)
+        for j in range(taken):
+            position = start + np.int64(places[j])
+            positions[total + j], values[total + j] = position, vector[position]
+        counts[b] = taken
+        total += taken
+        low = threshold - min(threshold, np.uint32(1 << 19))
     return total
