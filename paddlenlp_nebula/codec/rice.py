@@ -16,7 +16,7 @@ Source: Golomb, "Run-length encodings" (1966); Rice and Plaunt, "Adaptive variab
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import exp, lgamma
 
 import numpy as np
@@ -93,6 +93,7 @@ class Grid:
         )
 
 
+@cache
 def _mean_run(numel: int, kept: int, parameter: int) -> float:
     """The mean of gap >> parameter: the sum over j >= 1 of the probability of a gap >= j 2^parameter."""
 

@@ -1,9 +1,9 @@
 """Top-k: of each chunk of consecutive elements those of largest magnitude, the rest being zeros.
 
 What is not sent is the error that ``encode`` gives back, for error feedback to add to the next vector.
-Sources: Aji and Heafield, "Sparse communication for distributed gradient descent" (2017); Lin et al., "Deep
-gradient compression" (2018). Selecting by chunk, in time linear in the vector, follows Peng et al.,
-"Decoupled momentum optimization" (2024).
+Sources: Aji and Heafield, "Sparse communication for distributed gradient descent" (2017), for sparsity with
+feedback; Sarfi, Thérien, Lidin and Belilovsky, "Communication efficient LLM pre-training with SparseLoCo" (2025,
+arXiv 2508.15706), for selecting by chunk, in time linear in the vector, and values of 2 bits.
 
 The payload is a scale for each chunk (`Levels`), then a stream of positions and values (`rice`). At 64 of
 4096 and 2 bits it takes 0.0191 bytes per element, at most 0.0200 however the positions lie; the

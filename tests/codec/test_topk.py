@@ -42,20 +42,21 @@ def data(kind: str, numel: int) -> Float32Vector:
         "few values": generator.integers(-2, 3, numel),
         "ascending": np.arange(numel),
         "descending": -np.arange(numel)[::-1],
+        "uneven chunks": vector * 2.0 ** generator.integers(-90, 90, numel // 4096 + 1).repeat(4096)[:numel],
         "denormal": generator.integers(-50, 50, numel) * 2.0**-149,
         "huge": np.where(vector > 0, 3.4e38, -3.3e38) * generator.random(numel),
     }[kind].astype(np.float32)
 
 
 KINDS = ["normal", "student", "cauchy", "rows", "few rows", "equal", "few values", "ascending", "descending"]
-KINDS += ["denormal", "huge"]
+KINDS += ["denormal", "huge", "uneven chunks"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("numel", "kept", "chunk"),
     [
-        (9000, 64, 4096),
+        (90_000, 64, 4096),
         (4096, 4096, 4096),
         (9000, 1, 4096),
         (300, 1, 1),
