@@ -143,7 +143,7 @@ LIGHT.remove("transport.pump")  # runs where MPI has been started on purpose
 
 
 def test_importing_starts_nothing_and_loads_nothing_heavy() -> None:
-    """Neither Paddle nor MPI, no thread, no handler, no random number drawn, no logger touched."""
+    """Neither Paddle nor MPI nor a compiler, no thread, no handler, no random number drawn, no logger touched."""
     program = f"""
 import logging, random, signal, sys, threading, warnings
 random.seed(1); state = random.getstate()
@@ -160,7 +160,7 @@ assert state == random.getstate()
 assert handlers == [signal.getsignal(number) for number in signal.valid_signals()]
 assert not {{name for name in logging.root.manager.loggerDict if "nebula" in name}} and loggers[1] == logging.root.handlers
 assert sys.excepthook is hook
-heavy = {{"paddle", "paddlenlp", "mpi4py.MPI", "torch", "datasets"}} & set(sys.modules)
+heavy = {{"paddle", "paddlenlp", "mpi4py.MPI", "torch", "datasets", "numba"}} & set(sys.modules)
 print(sorted(heavy))
 """
     assert in_a_fresh_interpreter(program) == "[]"

@@ -36,6 +36,7 @@ __all__ = ["Int2", "Int4", "Int8", "Quantization", "Sign"]
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 65536
 
 _NO_ERROR = np.empty(0, dtype=np.float32)
+_ONE = np.float32(1)
 
 
 def _kernels() -> ModuleType:
@@ -103,16 +104,12 @@ class Quantization(Codec, ABC):
         return payload.data
 
     def decode(self, payload: memoryview, layout: Layout) -> Float32Vector:
-        scales, codes = self._checked(payload, layout)
         out = np.empty(layout.numel, dtype=np.float32)
-        if not _kernels().decode(scales, codes, self.block, self.bits, out):
-            raise self._refusal(scales)
+        self._decode(payload, layout, out, adding=False)
         return out
 
     def add(self, payload: memoryview, layout: Layout, weight: np.float32, out: Float32Vector) -> None:
-        scales, codes = self._checked(payload, layout)
-        if not _kernels().add(scales, codes, self.block, self.bits, weight, out):
-            raise self._refusal(scales)
+        self._decode(payload, layout, out, adding=True, weight=weight)
 
     def _blocks(self, layout: Layout) -> int:
         return -(-layout.numel // self.block)
@@ -124,12 +121,22 @@ class Quantization(Codec, ABC):
         end = 4 * self._blocks(layout)
         return payload[:end].view("<f4"), payload[end:]
 
-    def _checked(self, payload: memoryview, layout: Layout) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+    def _decode(
+        self,
+        payload: memoryview,
+        layout: Layout,
+        out: Float32Vector,
+        *,
+        adding: bool,
+        weight: np.float32 = _ONE,
+    ) -> None:
         if payload.nbytes != self.estimate(layout):
             raise ProtocolError(
                 f"{layout.numel} elements as {self.spec} must be {self.estimate(layout)} bytes, got {payload.nbytes}"
             )
-        return self._parts(np.frombuffer(payload, dtype=np.uint8), layout)
+        scales, codes = self._parts(np.frombuffer(payload, dtype=np.uint8), layout)
+        if not _kernels().decode(scales, codes, self.block, self.bits, adding, weight, out):
+            raise self._refusal(scales)
 
     def _refusal(self, scales: npt.NDArray[np.float32]) -> ProtocolError:
         least, most = np.finfo(np.float32).tiny, np.finfo(np.float32).max / max(1 << (self.bits - 1), 4)

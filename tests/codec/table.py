@@ -37,6 +37,9 @@ SPECS = [
 ]
 """One or more specs of each family; each family of the registry must occur."""
 
+FED_BACK = ["fp16", "int4", "int2", "sign:32", "topk:64/4096,2bit", "lowrank:2"]
+"""Specs that are also tried with error feedback around them."""
+
 TURN = Turn(round=1, part=0, member=0)
 
 

@@ -25,7 +25,7 @@ from numba import njit, types
 
 from paddlenlp_nebula.codec.kernels import FLOATS, FLOATS_IN, OCTETS, OCTETS_IN, kernel
 
-__all__ = ["add", "decode", "encode"]
+__all__ = ["decode", "encode"]
 
 Array: TypeAlias = Any
 Number: TypeAlias = Any
@@ -231,10 +231,12 @@ def _unpack(
             out[at + j] = _number(packed[start + j], right, bits, scale)
 
 
-@njit(forceinline=True)
-def _expand(
-    scales: Array, packed: Array, block: Number, bits: Number, adding: bool, weight: Number, out: Array
-) -> bool:
+@kernel(types.boolean(FLOATS_IN, OCTETS_IN, *[types.uint64] * 2, types.boolean, types.float32, FLOATS))
+def decode(scales: Array, packed: Array, block: int, bits: int, adding: bool, weight: float, out: Array) -> bool:
+    """``out += weight * numbers`` or, unless ``adding``, ``out = numbers``.
+
+    False, and nothing written, if a scale is none that ``encode`` writes.
+    """
     if not _valid(scales, bits):
         return False
     at, start = np.uint64(0), np.uint64(0)
@@ -257,15 +259,3 @@ def _expand(
         at += block
         start += width
     return True
-
-
-@kernel(types.boolean(FLOATS_IN, OCTETS_IN, types.uint64, types.uint64, FLOATS))
-def decode(scales: Array, packed: Array, block: int, bits: int, out: Array) -> bool:
-    """``out`` = the numbers; False, and nothing written, if a scale is none that ``encode`` writes."""
-    return _expand(scales, packed, block, bits, False, np.float32(1), out)
-
-
-@kernel(types.boolean(FLOATS_IN, OCTETS_IN, types.uint64, types.uint64, types.float32, FLOATS))
-def add(scales: Array, packed: Array, block: int, bits: int, weight: float, out: Array) -> bool:
-    """``out += weight * numbers``; False, and nothing written, if a scale is none that ``encode`` writes."""
-    return _expand(scales, packed, block, bits, True, weight, out)
