@@ -101,6 +101,20 @@ class NebulaArguments:
     sync_feedback_decay: float = field(
         default=1.0, metadata={"help": "What is kept of the error before it is fed back, 0..1 (SparseLoCo: 0.95)."}
     )
+    sync_keep_unsent: bool = field(
+        default=False,
+        metadata={
+            "help": "local_steps with error feedback: go on from the common parameters plus this cluster's own unsent "
+            "change, instead of from the common ones alone."
+        },
+    )
+    sync_final_codec: str = field(
+        default="int8",
+        metadata={
+            "help": "local_steps with a lossy codec: what encodes the last round, together with everything not sent by "
+            "then."
+        },
+    )
     sync_lora_merge: str = field(
         default="mean",
         metadata={
@@ -193,6 +207,14 @@ class NebulaArguments:
             codec_from_spec(self.sync_codec)
         except ConfigurationError as error:
             found += error.problems
+        try:
+            final = codec_from_spec(self.sync_final_codec)
+            if final.own_feedback or final.whole_tensors:
+                found.append(
+                    f"sync_final_codec must be a codec without state, such as int8 or bf16, got {final.spec!r}"
+                )
+        except ConfigurationError as error:
+            found += [problem.replace("sync_codec", "sync_final_codec") for problem in error.problems]
         if not isinstance(self.sync_feedback_decay, int | float) or not 0 <= self.sync_feedback_decay <= 1:
             found.append(f"sync_feedback_decay must be between 0 and 1, got {self.sync_feedback_decay!r}")
         return found

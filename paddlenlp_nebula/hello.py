@@ -25,6 +25,11 @@ _EQUAL = (
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "skip_data_intervals"),
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
 )
+# Ours, under any strategy, and those that act under local_steps only.
+_EQUAL_SYNC = ("sync_strategy", "sync_codec", "sync_error_feedback", "sync_feedback_decay", "sync_parameters")
+_EQUAL_SYNC += ("sync_lora_merge", "sync_weight", "sync_init")
+_EQUAL_LOCAL_STEPS = ("sync_every", "sync_outer", "sync_outer_lr", "sync_outer_momentum", "sync_fragments")
+_EQUAL_LOCAL_STEPS += ("sync_keep_unsent", "sync_final_codec")
 
 
 def hello(args: Any, state: Any, nebula: NebulaArguments, loader: Any, scheduler: Any) -> dict[str, Any]:
@@ -36,19 +41,18 @@ def hello(args: Any, state: Any, nebula: NebulaArguments, loader: Any, scheduler
         nebula: our own settings.
         loader, scheduler: as the Trainer's callbacks get them.
     """
+    local_steps = nebula.sync_strategy == "local_steps"
     # With local steps the optimizer's and the scheduler's state is each cluster's own.
-    resumed = state.global_step > 0 and scheduler is not None and nebula.sync_strategy == "every_step"
+    resumed = state.global_step > 0 and scheduler is not None and not local_steps
     precision = "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32"
     if precision != "fp32":
         precision += f" {args.fp16_opt_level}" + (" amp_master_grad" if args.amp_master_grad else "")
     return {
-        "sync_strategy": nebula.sync_strategy,
-        "sync_codec": nebula.sync_codec,
-        "sync_parameters": nebula.sync_parameters,
-        "sync_weight": nebula.sync_weight,
-        "sync_init": nebula.sync_init,
+        **{name: getattr(nebula, name) for name in _EQUAL_SYNC},
+        **({name: getattr(nebula, name) for name in _EQUAL_LOCAL_STEPS} if local_steps else {}),
         "max_steps": state.max_steps,
-        "global_step": state.global_step,
+        # Balanced clusters are at steps of their own; their rounds are compared.
+        "global_step": None if local_steps and nebula.pace.balance else state.global_step,
         "precision": precision,
         "optim": getattr(args.optim, "value", args.optim),
         "lr_scheduler_type": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),

@@ -283,9 +283,18 @@ class LocalStepsRounds(Rounds):
 
     def lead(self) -> None:
         arguments = self._arguments
-        exchange = Exchange(self._selection, codec_for(arguments), self._run.party, self._fragments)
+        codec = codec_for(arguments)
+        exchange = Exchange(self._selection, codec, self._run.party, self._fragments)
         outer = OuterOptimizer(arguments.sync_outer, arguments.sync_outer_lr, arguments.sync_outer_momentum)
-        self._leader = LocalSteps(exchange, outer, self._fragments, self._source, same_step=not self._pace.balance)
+        self._leader = LocalSteps(
+            exchange,
+            outer,
+            self._fragments,
+            self._source,
+            same_step=not self._pace.balance,
+            final_codec=None if codec.lossless else codec_from_spec(arguments.sync_final_codec),
+            keep_unsent=arguments.sync_keep_unsent,
+        )
 
     def after_step(self, step: Step) -> None:
         self._steps += 1

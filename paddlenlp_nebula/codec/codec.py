@@ -158,6 +158,10 @@ class Codec(ABC):
         """
         out += weight * self.decode(payload, layout)
 
+    def unsent(self, state: State) -> Float32Vector | None:
+        """The array in the state that holds what was to be sent and was not, shape (layout.numel,), if there is one."""
+        return None
+
     def take_back(self, payload: memoryview, layout: Layout, state: State) -> None:
         """The round came to nothing: what ``encode`` sent returns to the state, to be sent later."""
         return  # where there is no state, nothing was counted on

@@ -80,6 +80,9 @@ class ErrorFeedback(Codec):
     def add(self, payload: memoryview, layout: Layout, weight: np.float32, out: Float32Vector) -> None:
         self.codec.add(payload, layout, weight, out)
 
+    def unsent(self, state: State) -> Float32Vector | None:
+        return state[_RESIDUAL]
+
     def take_back(self, payload: memoryview, layout: Layout, state: State) -> None:
         self.codec.add(payload, layout, np.float32(1), state[_RESIDUAL])
         self.codec.take_back(payload, layout, _inner(state))

@@ -50,6 +50,7 @@ class Exchange:
         self._codec = codec
         self._states = [codec.init(bucket.layout) for bucket in self.buckets]
         self._payloads: dict[int, bytes] = {}  # of this round, encoded with a change of state, so only once
+        self._final_payloads: dict[int, bytes] = {}
 
     # The parameters
 
@@ -102,6 +103,7 @@ class Exchange:
         parts: Sequence[int],
         produce: Callable[[Bucket], Float32Vector],
         when_posted: Callable[[], None] = lambda: None,
+        final: Codec | None = None,
     ) -> Float32Vector:
         """The weighted sum over all members of what they produce, decoded.
 
@@ -112,6 +114,7 @@ class Exchange:
             produce: this member's vector for a bucket, all finite; called once per round and bucket
                 if the codec has state.
             when_posted: see `all_gather`.
+            final: encode with this codec, which has no state, everything that has not been sent so far.
 
         Returns:
             The averages of the buckets ``parts``, one after the other, float32.
@@ -125,20 +128,18 @@ class Exchange:
         member_index = self.party.link.clusters.index(self.party.link.cluster)
 
         def encode(index: int) -> memoryview:
-            part = parts[index]
-            if part not in self._payloads:
-                payload = self._encode(self.buckets[part], produce, Turn(number, part, member_index))
-                if not self._states[part]:
-                    return payload
-                self._payloads[part] = bytes(payload)
-            return memoryview(self._payloads[part])
+            bucket, turn = self.buckets[parts[index]], Turn(number, parts[index], member_index)
+            if final is not None:
+                return self._encode_all(final, bucket, produce, turn)
+            return self._encode_once(bucket, produce, turn)
 
+        codec = final or self._codec
         contributions = all_gather(self.party.link, Kind.BUCKET, number, len(parts), encode, when_posted)
         for index, member, payload in contributions:
             bucket = self.buckets[parts[index]]
             out = values[starts[index] : starts[index + 1]]
             try:
-                self._codec.add(payload, bucket.layout, share[member], out)
+                codec.add(payload, bucket.layout, share[member], out)
             except ProtocolError as error:
                 raise PeerLost(member, f"its bucket {bucket.index} does not decode: {error}") from error
         return values
@@ -149,6 +150,11 @@ class Exchange:
             for part, payload in self._payloads.items():
                 self._codec.take_back(memoryview(payload), self.buckets[part].layout, self._states[part])
         self._payloads.clear()
+        self._final_payloads.clear()
+
+    def unsent(self, part: int) -> Float32Vector | None:
+        """What was to be sent of a bucket and was not, if the codec keeps it; may be changed in place."""
+        return self._codec.unsent(self._states[part])
 
     # Checkpoints
 
@@ -183,13 +189,40 @@ class Exchange:
 
     # Inside
 
-    def _encode(self, bucket: Bucket, produce: Callable[[Bucket], Float32Vector], turn: Turn) -> memoryview:
+    def _encode_once(self, bucket: Bucket, produce: Callable[[Bucket], Float32Vector], turn: Turn) -> memoryview:
+        """This member's payload; if encoding changes state, a repeated round sends the same one again."""
+        state = self._states[bucket.index]
+        if not state:
+            return self._encode(self._codec, produce(bucket), bucket, state, turn)
+        if bucket.index not in self._payloads:
+            self._payloads[bucket.index] = bytes(self._encode(self._codec, produce(bucket), bucket, state, turn))
+        return memoryview(self._payloads[bucket.index])
+
+    def _encode_all(
+        self, final: Codec, bucket: Bucket, produce: Callable[[Bucket], Float32Vector], turn: Turn
+    ) -> memoryview:
+        """This member's payload in the last round: also what was not sent before."""
+        part = bucket.index
+        if part not in self._final_payloads:
+            unsent = self.unsent(part)
+            if (sent := self._payloads.pop(part, None)) is not None and unsent is not None:
+                # The round was begun as any other, and is repeated as the last: the change is in the state by now.
+                self._codec.take_back(memoryview(sent), bucket.layout, self._states[part])
+                vector = unsent.copy()
+            else:
+                vector = produce(bucket)
+                if unsent is not None:
+                    vector += unsent
+            self._final_payloads[part] = bytes(self._encode(final, vector, bucket, {}, turn))
+        return memoryview(self._final_payloads[part])
+
+    def _encode(self, codec: Codec, vector: Float32Vector, bucket: Bucket, state: State, turn: Turn) -> memoryview:
         try:
-            return self._codec.encode(produce(bucket), bucket.layout, self._states[bucket.index], turn)
+            return codec.encode(vector, bucket.layout, state, turn)
         except OverflowError as error:
             names = ", ".join(dict.fromkeys(self.selection.names[piece[0]] for piece in bucket.pieces))
             raise NebulaError(
-                f"a value does not fit into sync_codec={self._codec.spec!r} in round {turn.round} (in {names[:200]}): {error}"
+                f"a value does not fit into sync_codec={codec.spec!r} in round {turn.round} (in {names[:200]}): {error}"
             ) from None
 
     def _compare(self, others: Mapping[str, tuple[int, ...]], when: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paddlenlp_nebula.buckets import Bucket, gather
-from paddlenlp_nebula.codec.codec import Float32Vector
+from paddlenlp_nebula.codec.codec import Codec, Float32Vector
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.link.frames import checksum
 from paddlenlp_nebula.selection import Selection
@@ -55,6 +55,7 @@ class Merge:
         share: this cluster's part of the average, 0..1.
         fastest_step_s: seconds per step of the fastest member, 0 if unknown.
         batch_hashes: member -> hash of its first batch (round 1), else 0.
+        final: nobody takes a further step.
         ended_by: members that take no further step although this one would: nobody goes further.
     """
 
@@ -63,6 +64,7 @@ class Merge:
     share: float
     fastest_step_s: float
     batch_hashes: Mapping[str, int]
+    final: bool
     ended_by: tuple[str, ...]
 
 
@@ -76,6 +78,11 @@ class LocalSteps:
             (Streaming DiLoCo, arXiv 2501.18512), in strides: bucket b belongs to fragment b mod fragments.
         source: parameter number -> the tensor that holds its float32 values (a master weight, or itself).
         same_step: all members take the same number of steps between rounds.
+        final_codec: encodes the last round, together with all that a lossy codec has not sent by then, so that no
+            work is lost; None: the exchange's own codec does.
+        keep_unsent: go on from the anchor plus this member's own unsent change, instead of from the anchor: a member
+            keeps what it has learned until the others have it too (our choice; compare CHOCO-SGD, arXiv 1902.00340,
+            where each node steps from its own parameters and gossips compressed differences).
 
     Attributes:
         anchor: the parameters as of the last round, float32, shape (selection.numel,).
@@ -89,8 +96,12 @@ class LocalSteps:
         source: Callable[[int], Tensor],
         *,
         same_step: bool,
+        final_codec: Codec | None = None,
+        keep_unsent: bool = False,
     ) -> None:
         self.exchange = exchange
+        self._final_codec = final_codec
+        self._keep_unsent = keep_unsent
         self._outer = outer
         self._fragments = fragments
         self._source = source
@@ -132,13 +143,21 @@ class LocalSteps:
             change = averages[at : at + bucket.numel]
             velocity = self._velocity[own] if self._velocity is not None else None
             self._outer.step(self.anchor[own], change, velocity)
-            averages[at : at + bucket.numel] = self.anchor[own]
+            if merge.final and (unsent := self.exchange.unsent(part)) is not None:
+                unsent[:] = 0
+            averages[at : at + bucket.numel] = self._base(bucket)
             at += bucket.numel
         self._turns += 1
         self._hash_anchor(merge.parts)
         merged = {part % self._fragments for part in merge.parts}
         self._weights[sorted(merged)] = 0
         return merge
+
+    def _base(self, bucket: Bucket) -> Float32Vector:
+        """Where this member's local steps begin, in a bucket."""
+        anchor = self.anchor[bucket.start : bucket.stop]
+        unsent = self.exchange.unsent(bucket.index) if self._keep_unsent else None
+        return anchor if unsent is None else anchor + unsent
 
     def compare_final(self, step: int) -> None:
         """Compare the parameters once more, after the last round."""
@@ -207,15 +226,17 @@ class LocalSteps:
 
         def produce(bucket: Bucket) -> Float32Vector:
             change = gather(bucket, self._source)
-            change -= self.anchor[bucket.start : bucket.stop]
+            change -= self._base(bucket)
             where = f"after step {work.step}"
             if fault := name_fault(self.exchange.selection, bucket, change, "change", where):
                 raise fault
             return change
 
-        averages = self.exchange.average(number, share, parts, produce)
+        averages = self.exchange.average(
+            number, share, parts, produce, final=self._final_codec if final and parts else None
+        )
         return averages, Merge(
-            parts, averages, float(share[link.cluster]), min(speeds), hashes, () if work.final else enders
+            parts, averages, float(share[link.cluster]), min(speeds), hashes, final, () if work.final else enders
         )
 
 

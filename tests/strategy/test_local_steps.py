@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddlenlp_nebula.codec.feedback import ErrorFeedback
+from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.strategy.exchange import Exchange
 from paddlenlp_nebula.strategy.local_steps import LocalSteps, LocalWork, Merge, apply_merge
@@ -281,3 +283,92 @@ def test_one_of_three_is_lost_in_a_round(victim: int) -> None:
     assert outcomes[0].tobytes() == outcomes[1].tobytes()
     wanted = start + np.mean([_drift(i) for i in left], axis=0) + np.mean([_drift(10 + i) for i in left], axis=0)
     np.testing.assert_allclose(outcomes[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+# Lossy codecs
+
+
+def lossy(count: int, spec: str = "topk:1/4,2bit", decay: float = 1.0, **settings: Any) -> list[Drifter]:
+    """Members whose codec loses much, with error feedback."""
+    group = []
+    for link in links(count):
+        member = Drifter(link, **{"on_loss": "stop"} | {k: v for k, v in settings.items() if k == "on_loss"})
+        codec = ErrorFeedback(codec_from_spec(spec), decay)
+        member.exchange = Exchange(member.selection, codec, member.party)
+        member.strategy = LocalSteps(
+            member.exchange,
+            AVERAGE,
+            1,
+            member.selection.parameters.__getitem__,
+            same_step=True,
+            final_codec=codec_from_spec("fp32"),
+            keep_unsent=settings.get("keep_unsent", False),
+        )
+        group.append(member)
+    return group
+
+
+def unsent(member: Drifter) -> Any:
+    parts = [member.exchange.unsent(part) for part in range(len(member.exchange.buckets))]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("keep_unsent", [False, True])
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_last_round_sends_what_was_not_sent(count: int, keep_unsent: bool) -> None:
+    """All drifts are in the final parameters, as if every round had been exact."""
+    group = lossy(count, keep_unsent=keep_unsent)
+    start = group[0].flat()
+
+    def act(member: Drifter, i: int) -> Any:
+        seen = []
+        for number in range(1, 5):
+            member.drift(10 * number + i)
+            member.merge(step=number, final=number == 4)
+            seen.append((member.flat(), member.strategy.anchor.copy(), unsent(member).copy()))
+        member.strategy.compare_final(4)
+        return seen
+
+    histories = together(group, act)
+    for number in range(3):
+        anchors = [history[number][1] for history in histories]
+        assert len({anchor.tobytes() for anchor in anchors}) == 1
+        for history in histories:
+            flat, anchor, left = history[number]
+            assert np.abs(left).max() > 0.1
+            np.testing.assert_array_equal(flat, anchor + left if keep_unsent else anchor)
+    drifts = [np.mean([_drift(10 * number + i) for i in range(count)], axis=0) for number in range(1, 5)]
+    for history in histories:
+        flat, anchor, left = history[3]
+        assert flat.tobytes() == anchor.tobytes() == histories[0][3][0].tobytes()
+        assert not left.any()
+        np.testing.assert_allclose(flat, start + np.sum(drifts, axis=0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_round_begun_as_any_other_and_repeated_as_the_last_sends_everything_once() -> None:
+    (member,) = lossy(1)
+    change = _drift(1)
+    offsets = [(b.start, b.stop) for b in member.exchange.buckets]
+
+    def produce(bucket: Any) -> Any:
+        return change[bucket.start : bucket.stop].copy()
+
+    parts = range(len(offsets))
+    share = {"amber": np.float32(1)}
+    first = member.exchange.average(1, share, parts, produce)
+    again = member.exchange.average(1, share, parts, produce)
+    assert first.tobytes() == again.tobytes()  # encoded once
+    assert np.abs(first - change).max() > 0.1
+    for _ in range(2):
+        final = member.exchange.average(1, share, parts, produce, final=codec_from_spec("fp32"))
+        np.testing.assert_allclose(final, change, rtol=1e-5, atol=1e-6)
+    member.exchange.commit()
+
+
+def test_what_was_sent_for_nothing_is_sent_again() -> None:
+    (member,) = lossy(1)
+    change = _drift(1)
+    parts = range(len(member.exchange.buckets))
+    member.exchange.average(1, {"amber": np.float32(1)}, parts, lambda b: change[b.start : b.stop].copy())
+    member.exchange.commit(void=True)
+    np.testing.assert_allclose(unsent(member), change, rtol=1e-5, atol=1e-6)
