@@ -10,15 +10,16 @@ from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.local import LocalGroup
 from paddlenlp_nebula.tensors import Tensor, gradient, numel, set_gradient
 
-__all__ = ["complete_gradients", "owners", "refuse_unsupported"]
+__all__ = ["SPLIT_MODELS", "complete_gradients", "owners", "refuse_unsupported"]
 
-_SPLIT_MODELS = {
+SPLIT_MODELS = {
     "tensor_parallel_degree": "tensor parallelism",
     "pipeline_parallel_degree": "pipeline parallelism",
     "sep_parallel_degree": "sequence (sep) parallelism",
     "context_parallel_degree": "context parallelism",
     "expert_parallel_degree": "expert parallelism",
 }
+"""Degrees of parallelism that are not supported across clusters yet."""
 _HIDDEN_GRADIENTS = ("split_param", "enable_stage1_tensor_fusion", "enable_stage1_overlap", "enable_release_grads")
 
 
@@ -34,7 +35,7 @@ def refuse_unsupported(args: Any) -> None:
     problems = [
         f"{what} inside a cluster is not supported across clusters yet: {field} must be 1, got {getattr(args, field)}; "
         "use data parallelism or sharding='stage1'"
-        for field, what in _SPLIT_MODELS.items()
+        for field, what in SPLIT_MODELS.items()
         if getattr(args, field, -1) > 1
     ]
     if getattr(args, "use_expert_parallel", False):

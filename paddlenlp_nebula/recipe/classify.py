@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_nebula.data.sections import Example, read_examples
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
-from paddlenlp_nebula.recipe.device import refuse_precision, use_device
+from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.encoder import Encoder, load_encoder
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
 
     training, classify = arguments
     use_device(training.device)
-    refuse_precision(training)
     folder = find_data(classify.data_dir)
     train, dev = read_examples(folder / "train.tsv"), read_examples(folder / "dev.tsv")
     dev = dev[: classify.eval_sentences or None]

@@ -19,6 +19,7 @@ from typing import Any, get_args, get_origin
 
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.recipe.device import refuse_precision, use_device
 from paddlenlp_nebula.recipe.limits import training_problem
 from paddlenlp_nebula.recipe.registry import RECIPES, Recipe
 from paddlenlp_nebula.recipe.source import Setting, Source, find_recipe, read_overrides, read_recipe
@@ -35,6 +36,11 @@ class Configuration:
     recipe: Recipe
     arguments: tuple[Any, ...]
     nebula: NebulaArguments
+
+    @property
+    def training(self) -> Any:
+        """PaddleNLP's TrainingArguments."""
+        return next(instance for instance in self.arguments if hasattr(instance, "fp16_opt_level"))
 
     def value(self, name: str, default: Any = None) -> Any:
         """The value of a field of any of the recipe's argument classes."""
@@ -61,7 +67,10 @@ def load_configuration(recipe: str, overrides: Sequence[str] = (), *, any_site: 
     if any_site:
         _assume_site(source.settings)
     *arguments, nebula = convert((*chosen.argument_classes(), NebulaArguments), source)
-    return Configuration(chosen, tuple(arguments), nebula)
+    configuration = Configuration(chosen, tuple(arguments), nebula)
+    use_device(configuration.training.device)  # only Paddle knows what it can use
+    refuse_precision(configuration.training)
+    return configuration
 
 
 def convert(classes: Sequence[type], source: Source) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What PaddleNLP's TrainingArguments accept without a word and then fail on, minutes into a run."""
+"""What PaddleNLP's TrainingArguments accept without a word and then fail on, minutes into a run, or ignore."""
 
 from __future__ import annotations
 
@@ -49,6 +49,20 @@ def training_problem(name: str, value: Any) -> str | None:
     choices = _choices().get(name)
     if choices is not None and value not in choices:
         return " or ".join(map(repr, choices))
+    return _unsupported(name, value)
+
+
+def _unsupported(name: str, value: Any) -> str | None:
+    """Of what `refuse_unsupported` refuses, what is written in a recipe: with one process PaddleNLP just forgets it."""
+    from paddlenlp_nebula.hybrid import SPLIT_MODELS
+
+    yet = "inside a cluster is not supported across clusters yet"
+    if name in SPLIT_MODELS and value > 1:
+        return f"1 ({SPLIT_MODELS[name]} {yet})"
+    if name == "use_expert_parallel" and value:
+        return f"false (expert parallelism {yet})"
+    if name == "sharding" and not set(value.split()) <= {"stage1"}:
+        return f"stage1 or not set (any other {yet})"
     return None
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_nebula.recipe.device import refuse_precision, use_device
+from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.sft_data import make_dataset
 from paddlenlp_nebula.recipe.sft_model import add_adapters, load_model, load_tokenizer
 
@@ -35,7 +35,6 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
 
     model_args, data_args, training = arguments
     use_device(training.device)
-    refuse_precision(training)
     set_seed(seed=training.seed)  # every cluster starts from the same adapters
     tokenizer = load_tokenizer(model_args, data_args)
     folder = Path(data_args.dataset_name_or_path)

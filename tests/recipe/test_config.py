@@ -62,6 +62,8 @@ def problems_of(tmp_path: Path, classes: tuple[type, ...], text: str, *overrides
         ("max_steps: 7", ("--max_steps=9",), "max_steps", 9),
         ("", ("--max_steps", "1", "--max_steps", "2"), "max_steps", 2),
         ("max_steps: -1", (), "max_steps", -1),
+        ("tensor_parallel_degree: 1", (), "tensor_parallel_degree", -1),  # a single process: PaddleNLP's own doing
+        ("sharding: stage1", (), "sharding", []),
         ("", ("--max_steps", "-1"), "max_steps", -1),
         ("learning_rate: 1e-4", (), "learning_rate", 1e-4),
         ("learning_rate: 3", (), "learning_rate", 3.0),
@@ -126,6 +128,17 @@ def test_json_means_the_same(tmp_path: Path, classes: tuple[type, ...]) -> None:
         ("learning_rate: -1", (), "learning_rate must be 0 or more, got '-1'"),
         ("warmup_ratio: 2", (), "warmup_ratio must be between 0 and 1, got '2'"),
         ("lora: maybe", (), "lora must be true or false, got 'maybe'"),
+        (
+            "tensor_parallel_degree: 2",
+            (),
+            "tensor_parallel_degree must be 1 (tensor parallelism inside a cluster is not",
+        ),
+        ("pipeline_parallel_degree: 4", (), "pipeline_parallel_degree must be 1 (pipeline parallelism"),
+        ("", ("--sep_parallel_degree", "2"), "across clusters yet), got '2' (command line)"),
+        ("context_parallel_degree: 2", (), "context_parallel_degree must be 1 (context parallelism"),
+        ("use_expert_parallel: true", (), "use_expert_parallel must be false (expert parallelism"),
+        ("sharding: stage2", (), "sharding must be stage1 or not set (any other inside a cluster is not supported"),
+        ("sharding: stage1 offload", (), "sharding must be stage1 or not set (any other"),
         ("evaluation_strategy: rarely", (), "evaluation_strategy must be 'no' or 'steps' or 'epoch', got 'rarely'"),
         ("lr_scheduler_type: lin", (), "lr_scheduler_type must be 'linear' or 'cosine' or"),
         ("report_to: []", (), "report_to must be a list of words, got nothing"),
@@ -221,6 +234,21 @@ def test_a_file_without_the_key_recipe_is_a_paddlenlp_users_own(tmp_path: Path) 
         load_configuration(str(tmp_path / "lora_argument.json"), any_site=True)
     assert "did you mean learning_rate?" in str(caught.value)
     assert "sync_codec must be" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("device: toaster", "device must be one that Paddle can use here, got 'toaster'"),
+        ("bf16: true\nfp16_opt_level: O2", "bf16 with fp16_opt_level O2 needs a GPU, got device 'cpu'"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_found_before_anything_starts(tmp_path: Path, line: str, said: str) -> None:
+    fields = {"recipe": "classify", "output_dir": "out", "device": "cpu"}
+    fields |= dict(pair.split(": ") for pair in line.split("\n"))
+    (tmp_path / "job.yaml").write_text("\n".join(f"{key}: {value}" for key, value in fields.items()))
+    with pytest.raises(ConfigurationError, match=said):
+        load_configuration(str(tmp_path / "job.yaml"), any_site=True)
 
 
 def test_the_worker_refuses_before_training(tmp_path: Path) -> None:
