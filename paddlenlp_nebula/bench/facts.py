@@ -13,7 +13,18 @@ from typing import Any
 
 __all__ = ["facts"]
 
-_PACKAGES = ("paddlenlp-nebula", "paddlepaddle", "paddlenlp", "mpi4py", "mpich", "numpy", "xxhash")
+_PACKAGES = (
+    "paddlenlp-nebula",
+    "paddlepaddle",
+    "paddlenlp",
+    "mpi4py",
+    "mpich",
+    "numpy",
+    "numba",
+    "xxhash",
+    "pypiquant",
+    "torch",
+)
 
 
 def facts(command: Sequence[str] | None = None) -> dict[str, Any]:

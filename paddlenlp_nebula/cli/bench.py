@@ -1,4 +1,4 @@
-"""``nebula bench``: measurements of this machine's links."""
+"""``nebula bench``: measurements of this machine's links and codecs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from paddlenlp_nebula.bench.codecs import PARAMETERS, SPECS, CodecPlan, measure_codecs
 from paddlenlp_nebula.bench.facts import facts
 from paddlenlp_nebula.bench.link import free_ports, measure_link, messages_for
 from paddlenlp_nebula.bench.plan import Plan
@@ -20,16 +21,20 @@ __all__ = ["bench"]
 
 @click.group()
 def bench() -> None:
-    """Measure links."""
+    """Measure links and codecs."""
+
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+_json_file = click.option(
+    "--json-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the JSON there as well."
+)
 
 
 @bench.command()
 @click.option("--mib", type=click.FloatRange(min=1), default=256, show_default=True, help="MiB per copy and direction.")
 @click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True, help="Copies of each kind.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option(
-    "--json-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the JSON there as well."
-)
+@_as_json
+@_json_file
 def link(mib: float, repetitions: int, as_json: bool, json_file: Path | None) -> None:
     """What a link (courier, MPI, frames, checksums) carries between two processes of this machine.
 
@@ -37,16 +42,79 @@ def link(mib: float, repetitions: int, as_json: bool, json_file: Path | None) ->
     """
     door, plain = free_ports()
     found = measure_link(Plan(messages_for(mib), repetitions, door, plain))
-    result = {
-        **found,
-        **facts(["nebula", "bench", *sys.argv[sys.argv.index("link") :]] if "link" in sys.argv else None),
-    }
-    if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
-    if as_json:
-        click.echo(json.dumps(result, indent=1))
-    else:
+    result = _complete("link", found, as_json, json_file)
+    if not as_json:
         _show(result)
+
+
+@bench.command()
+@click.argument("specs", nargs=-1, metavar="[SPEC]...")
+@click.option(
+    "--parameters",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help=f"Parameters to encode; may be repeated.  [default: {', '.join(map(str, PARAMETERS))}]",
+)
+@click.option(
+    "--repetitions", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds of each, at least."
+)
+@_as_json
+@_json_file
+def codecs(
+    specs: tuple[str, ...], parameters: tuple[int, ...], repetitions: int, as_json: bool, json_file: Path | None
+) -> None:
+    """Bytes, speed and memory of codecs on one thread, SPEC being as for sync_codec, or of the usual ones.
+
+    Lossy codecs have error feedback, as by default. memcpy, pypiquant and PyTorch (pip install
+    "paddlenlp-nebula[peers]") work on the same numbers in the same run.
+    """
+    plan = CodecPlan(specs or SPECS, parameters or PARAMETERS, repetitions)
+    if not as_json:
+        click.echo(_ROW.format("codec", "feedback", "parameters", "bytes", "encode", "decode", "memcpy", "memory"))
+        click.echo(_ROW.format("", "", "", "per par.", "GB/s", "GB/s", "GB/s", "x fp32"))
+    found = measure_codecs(plan, (lambda row: None) if as_json else _show_row)
+    result = _complete("codecs", found, as_json, json_file)
+    if not as_json:
+        for entry in result["not_measured"]:
+            click.echo(f"{entry['codec']}: not measured, {entry['why']}")
+        _show_targets(result["targets"])
+
+
+_ROW = "{:32} {:8} {:>11} {:>8} {:>7} {:>7} {:>7} {:>7}"
+
+
+def _show_row(row: dict[str, Any]) -> None:
+    speeds = (row[key] for key in ("encode_gb_s", "decode_gb_s", "memcpy_gb_s"))
+    click.echo(
+        _ROW.format(
+            row["codec"],
+            "yes" if row["error_feedback"] else "no",
+            f"{row['parameters']:,}",
+            f"{row['bytes_per_parameter']:.4f}",
+            *("> 100" if speed > 100 else f"{speed:.2f}" for speed in speeds),  # fp32 copies nothing
+            f"{row['extra_memory_bytes'] / (4 * row['parameters']):.2f}",
+        )
+    )
+
+
+def _show_targets(targets: list[dict[str, Any]]) -> None:
+    """Those of which anything was measured, at their worst size."""
+    for entry in targets:
+        if entry["value"] is not None:
+            verdict = {True: "met", False: "NOT MET", None: ""}[entry["met"]]
+            click.echo(f"{entry['name']}: {entry['value']:.4g} {entry['unit']} {entry['target']} {verdict}".rstrip())
+
+
+def _complete(command: str, found: dict[str, Any], as_json: bool, json_file: Path | None) -> dict[str, Any]:
+    """A measurement with its circumstances, written and printed if asked for."""
+    words = ["nebula", "bench", *sys.argv[sys.argv.index(command) :]] if command in sys.argv else None
+    result = {**found, **facts(words)}
+    text = json.dumps(result, indent=1)
+    if json_file is not None:
+        json_file.write_text(text + "\n")
+    if as_json:
+        click.echo(text)
+    return result
 
 
 def _show(result: dict[str, Any]) -> None:
