@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import click
 
 from paddlenlp_nebula.cli.sites import hyphens, roster_here, site_options
-from paddlenlp_nebula.launch.lines import COLOURS, LineWriter
+from paddlenlp_nebula.launch.lines import COLOURS, LineWriter, RefusalFinder
 from paddlenlp_nebula.launch.roster import Roster, paddle_command, split_devices, thread_variables
 from paddlenlp_nebula.launch.supervisor import Cluster, Outcome, Supervisor, exit_code
 
@@ -112,9 +113,12 @@ def _supervise(jobs: Sequence[Cluster], grace_s: float, log_dir: Path | None) ->
     writers: dict[str, LineWriter] = {}
     logs: dict[str, IO[bytes]] = {}
 
-    def write(line: str) -> None:
+    finders = {job.name: RefusalFinder() for job in jobs}
+
+    def write(name: str, label: str, line: str) -> None:
         sys.stdout.write(line)
         sys.stdout.flush()
+        finders[name].see(line.removeprefix(label).removesuffix("\n"))
 
     def on_output(name: str, data: bytes) -> None:
         if name in logs:
@@ -136,7 +140,7 @@ def _supervise(jobs: Sequence[Cluster], grace_s: float, log_dir: Path | None) ->
             label = f"{job.name:<{width}} | "
             if coloured:
                 label = click.style(label, fg=COLOURS[position % len(COLOURS)])
-            writers[job.name] = LineWriter(label, write)
+            writers[job.name] = LineWriter(label, partial(write, job.name, label))
             if log_dir is not None:
                 (log_dir / job.name).mkdir(parents=True, exist_ok=True)
                 logs[job.name] = files.enter_context(open(log_dir / job.name / "cluster.log", "wb", buffering=0))
@@ -145,4 +149,8 @@ def _supervise(jobs: Sequence[Cluster], grace_s: float, log_dir: Path | None) ->
     failed = [outcome for outcome in outcomes if not outcome.ok]
     if failed and len(jobs) > 1:
         click.secho(f"nebula: failed: {'; '.join(map(str, failed))}", fg="red", err=True)
+    # Clusters refuse with the same words, which would be lost above what else they print.
+    for refusal in dict.fromkeys(finders[outcome.name].refusal for outcome in failed):
+        if refusal and supervisor.interrupted_by is None:
+            click.secho(f"nebula: {refusal}", fg="red", err=True)
     return exit_code(outcomes, supervisor.interrupted_by)

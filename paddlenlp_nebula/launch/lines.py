@@ -7,13 +7,14 @@ import re
 import time
 from collections.abc import Callable
 
-__all__ = ["COLOURS", "LineWriter"]
+__all__ = ["COLOURS", "LineWriter", "RefusalFinder"]
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 _BREAK = re.compile(r"\r\n|\n|\r(?=.)", re.DOTALL)  # a final \r may be the first half of \r\n
 _CURSOR = re.compile(r"\x1b\[[0-9;?]*[ABCDEFGHJKSTfhlsu]")  # moves and erasures; colours stay
 _LONGEST = 1 << 16
+_REFUSAL = re.compile(r"paddlenlp_nebula\.errors\.\w+: (.+)")  # as Python ends its report of an uncaught error of ours
 
 
 class LineWriter:
@@ -80,3 +81,24 @@ class LineWriter:
 
     def _emit(self, text: str) -> None:
         self._write(f"{self._label}{text}\n")
+
+
+class RefusalFinder:
+    """Finds why the package refused to train in what a cluster printed, where much more may follow.
+
+    Attributes:
+        refusal: the last error of ours that ended a process, without the traceback; "" if none has.
+    """
+
+    def __init__(self) -> None:
+        self.refusal = ""
+        self._unfinished = False
+
+    def see(self, line: str) -> None:
+        """Take the next line, without its line end."""
+        if match := _REFUSAL.match(line):
+            self.refusal, self._unfinished = match[1], True
+        elif self._unfinished and line.startswith("  - "):  # one of a configuration's problems
+            self.refusal += f"\n{line}"
+        else:
+            self._unfinished = False

@@ -111,6 +111,26 @@ def test_a_failure_is_named_and_the_others_go_on(script: Script, death: str, sai
     assert "west | finished" in done.stdout
 
 
+def test_a_refusal_is_the_last_word(script: Script) -> None:
+    """The same on both clusters, said once, whatever is printed after it; tracebacks stay as they are."""
+    path = script(
+        """
+        import atexit
+        from paddlenlp_nebula.errors import ConfigurationError
+        atexit.register(print, "a long dump of arguments")
+        raise ConfigurationError(["max_steps must be 3", "seed must be 4"])
+        """
+    )
+    done = launch("--local-clusters", "2", path)
+    assert done.returncode == 1
+    assert done.stdout.count("| Traceback (most recent call last):") == 2
+    assert done.stderr.splitlines()[-3:] == [
+        "nebula: the configuration has 2 problems:",
+        "  - max_steps must be 3",
+        "  - seed must be 4",
+    ]
+
+
 def test_ctrl_c_lets_them_say_goodbye(script: Script, mark: Callable[[], list[int]]) -> None:
     path = script(
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_nebula.launch.lines import LineWriter
+from paddlenlp_nebula.launch.lines import LineWriter, RefusalFinder
 
 
 class Clock:
@@ -62,3 +62,27 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
     for _ in range(20):
         writer.feed(b"x" * 10_000)
     assert sum(map(len, lines)) > 100_000
+
+
+@pytest.mark.parametrize(
+    ("lines", "refusal"),
+    [
+        ([], ""),
+        (["Traceback (most recent call last):", "ValueError: a reason"], ""),
+        (["  paddlenlp_nebula.errors.PeerLost: quoted"], ""),
+        (
+            ["paddlenlp_nebula.errors.PeerLost: cluster 'east' is gone: it failed", "I0 launch: exit"],
+            "cluster 'east' is gone: it failed",
+        ),
+        (
+            ["paddlenlp_nebula.errors.ConfigurationError: two problems:", "  - one", "  - two", "", "  - three"],
+            "two problems:\n  - one\n  - two",
+        ),
+        (["paddlenlp_nebula.errors.NebulaError: one", "paddlenlp_nebula.errors.NebulaError: two"], "two"),
+    ],
+)
+def test_a_refusal_is_found(lines: list[str], refusal: str) -> None:
+    finder = RefusalFinder()
+    for line in lines:
+        finder.see(line)
+    assert finder.refusal == refusal
