@@ -36,12 +36,10 @@ _GREETING = struct.Struct("<8sQ")
 _MAGIC = b"nebula\x00\x01"
 _GREETING_TAG = 0x4E41
 
-# The sleep between two looks at MPI: none for a moment after something moved, then a share of the time for
-# which nothing has. A look costs about 70 us of one core: a silent courier takes below 1 % of it at 10 ms.
-# The shortest sleep leaves cores shared with trainers to them: the kernel's buffers hold what a fast link brings
-# meanwhile (0.6 MB at 10 Gbit/s), and a third less computing per byte made the link faster, not slower (measured).
-# A waiting send is looked after more often, for MPI refills the kernel's buffers only when looked at.
-_BUSY_LOOKS = 2
+# The sleep after a look at MPI that found nothing: a share of the time for which nothing has moved. A look costs
+# about 70 us of one core: a silent courier takes below 1 % of it at 10 ms. The shortest sleep leaves cores shared with
+# trainers to them: the kernel's buffers hold what a fast link brings meanwhile (0.6 MB at 10 Gbit/s). A waiting send is
+# looked after more often, for MPI refills the kernel's buffers only when looked at.
 _SHARE = 1 / 32
 _SHORTEST_PAUSE_S = 0.5e-3
 _SENDING_PAUSE_S = 2e-3
@@ -130,22 +128,24 @@ class Courier:
         Raises:
             Lost: MPI or the peer failed.
         """
-        quiet, moved_at = 0, time.monotonic()
+        moved_at = time.monotonic()
         while not self._bell.closed:
-            moved = self._obey()
-            moved = self._move() or moved
-            if moved:
-                quiet, moved_at = 0, time.monotonic()
+            if self._obey() | self._move():
+                moved_at = time.monotonic()
             else:
-                quiet += 1
-            blocked = [] if self._bell.flush() else [self._bell.socket]
-            select.select([self._bell.socket], blocked, [], self._pause_s(quiet, time.monotonic() - moved_at))
+                self._rest(time.monotonic() - moved_at)
 
-    def _pause_s(self, quiet: int, quiet_s: float) -> float | None:
+    def _rest(self, quiet_s: float) -> None:
+        blocked = [] if self._bell.flush() else [self._bell.socket]
+        pause_s = self._pause_s(quiet_s)
+        if pause_s == _SHORTEST_PAUSE_S:
+            time.sleep(pause_s)  # in full: while chunks flow, an order can wait, and waking up for each costs more
+        else:
+            select.select([self._bell.socket], blocked, [], pause_s)
+
+    def _pause_s(self, quiet_s: float) -> float | None:
         if self._pump is None:
             return None
-        if quiet <= _BUSY_LOOKS:
-            return 0.0
         longest = _SENDING_PAUSE_S if self._pump.sending else _SILENT_PAUSE_S
         return min(longest, max(_SHORTEST_PAUSE_S, _SHARE * quiet_s))
 

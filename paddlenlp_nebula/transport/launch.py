@@ -26,6 +26,9 @@ _DEFAULTS = {
     # On a host with several networks FI_TCP_IFACE names the one that the other site can reach.
     "MPIR_CVAR_CH4_NETMOD": "ofi",
     "FI_PROVIDER": "tcp",
+    # What arrives before there is a chunk for it waits in TCP's window. By default MPI would take it into memory of
+    # its own, up to 64 messages without a limit to their size, and copy it once more from there.
+    "FI_TCP_MAX_SAVED": "0",
     "MPIR_CVAR_ENABLE_GPU": "0",
 }
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -150,6 +150,27 @@ def _hold_then_read(channel: Channel, size: int) -> None:
     assert got[1] == number
 
 
+def mutual_backpressure(me: str, channels: Mapping[str, Channel], chunks: int) -> None:
+    """Both sides send more than there is room for, and read only then: nothing is lost, nobody waits for ever."""
+    for peer, channel in channels.items():
+
+        def full(_: random.Random, top: int = channel.chunk_bytes) -> int:
+            return top
+
+        outgoing = chunks_of(len(me), 4 * chunks, full)
+        sent, began = 0, time.monotonic()
+        while time.monotonic() - began < 0.25:
+            while sent < len(outgoing) and (view := channel.reserve()) is not None:
+                view[:] = outgoing[sent]
+                channel.commit(len(view))
+                sent += 1
+            channel.progress()
+            time.sleep(0.001)
+        assert sent >= chunks
+        exchange(channel, outgoing[sent:], chunks_of(len(peer), 4 * chunks, full))
+    barrier(channels)
+
+
 def splitting(me: str, channels: Mapping[str, Channel]) -> None:
     """A stream cut into chunks comes out as the same bytes, whatever chunk_bytes is."""
     for peer, channel in channels.items():
@@ -194,6 +215,7 @@ def run_all(me: str, channels: Mapping[str, Channel], chunks: int) -> None:
     lengths_and_order(me, channels)
     random_lengths(me, channels)
     backpressure(me, channels, chunks)
+    mutual_backpressure(me, channels, chunks)
     splitting(me, channels)
 
 

@@ -95,6 +95,33 @@ def test_the_time_of_sending_is_the_couriers() -> None:
         assert east.seconds_sending == 0
 
 
+def test_what_there_is_no_chunk_for_stays_out_of_the_couriers_memory() -> None:
+    """It waits in TCP's window; MPI's default is to keep up to 64 messages of any size, and to copy them once more."""
+    chunks, chunk_bytes, total = 8, 1 << 20, 40
+
+    def own_bytes(channel: CourierChannel) -> int:
+        memory = courier_below(channel).memory_info()
+        return memory.rss - memory.shared
+
+    with pair(chunk_bytes=chunk_bytes, chunks=chunks) as channels:
+        before = [own_bytes(channel) for channel in channels]
+        sent, got, peaks = [0, 0], [0, 0], list(before)
+        reads_from = time.monotonic() + 0.5
+        deadline = reads_from + contract.DEADLINE_S
+        while min(got) < total:
+            assert time.monotonic() < deadline
+            for side, channel in enumerate(channels):
+                channel.progress()
+                while sent[side] < total and channel.reserve() is not None:
+                    channel.commit(chunk_bytes)
+                    sent[side] += 1
+                if time.monotonic() > reads_from and channel.peek() is not None:
+                    channel.release()
+                    got[side] += 1
+            peaks = [max(two) for two in zip(peaks, map(own_bytes, channels), strict=True)]
+        assert all(peak - own < chunks * chunk_bytes // 2 for peak, own in zip(peaks, before, strict=True))
+
+
 def drive(*channels: CourierChannel, within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
