@@ -245,6 +245,11 @@ class NebulaArguments:
                 f"sync_fragments must divide a fixed sync_every, so that each fragment is exchanged every sync_every "
                 f"steps, got {fragments} and {self.sync_every}"
             )
+        if self.sync_lora_merge == "product" and (self.sync_outer, fragments) != ("average", 1):
+            found.append(
+                "sync_lora_merge='product' needs sync_outer='average' and sync_fragments=1, since the merged factors are "
+                f"those of the averaged products, got {self.sync_outer!r} and {fragments!r}"
+            )
         if self.sync_strategy == "every_step":
             found += [
                 f"{name} acts only with sync_strategy='local_steps', got {getattr(self, name)!r}: set the strategy, or "

@@ -90,9 +90,9 @@ def gather(bucket: Bucket, source: Callable[[int], Tensor | None]) -> Float32Vec
     return vector
 
 
-def digests(buckets: list[Bucket], selection: Selection) -> list[int]:
-    """A 64-bit hash of each bucket of the parameters' present values."""
-    return [checksum(gather(bucket, selection.parameters.__getitem__).data.cast("B")) for bucket in buckets]
+def digests(buckets: list[Bucket], source: Callable[[int], Tensor]) -> list[int]:
+    """A 64-bit hash of each bucket of the parameters' present values, read as `gather` reads them."""
+    return [checksum(gather(bucket, source).data.cast("B")) for bucket in buckets]
 
 
 def _shape(selection: Selection, parameter: int, start: int, stop: int) -> tuple[int, ...]:

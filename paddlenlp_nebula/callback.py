@@ -14,6 +14,7 @@ from typing import Any
 from paddlenlp.trainer import TrainerCallback
 from paddlenlp.utils.log import logger
 
+from paddlenlp_nebula.adapters.lora import freeze_a
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.batches import count, hash_batch
 from paddlenlp_nebula.checkpoint import find_state, save_state
@@ -22,7 +23,8 @@ from paddlenlp_nebula.farewell import FarewellHook
 from paddlenlp_nebula.hello import hello, part_random_state
 from paddlenlp_nebula.hybrid import refuse_unsupported
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME, Ledger
-from paddlenlp_nebula.rounds import Rounds, Step, rounds_for
+from paddlenlp_nebula.rounds.base import Rounds, Step
+from paddlenlp_nebula.rounds.choose import rounds_for
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import select
 from paddlenlp_nebula.tensors import Tensor, gradient, numel
@@ -94,6 +96,8 @@ class NebulaCallback(TrainerCallback):
             self._hook = FarewellHook(self.fail)  # NebulaTrainer has joined, and watches, by itself
         run = self._run
         assert run is not None
+        if nebula.sync_lora_merge == "freeze_a":
+            freeze_a(model)
         selection = select(model, nebula.sync_parameters)
         self._selected = selection.parameters
         travelling = {id(parameter) for parameter in selection.parameters}
@@ -111,7 +115,7 @@ class NebulaCallback(TrainerCallback):
             "max_steps": state.max_steps,
         }
         fields = hello(args, state, nebula, kwargs.get("train_dataloader"), kwargs.get("lr_scheduler"))
-        self._rounds = rounds_for(run, selection, kwargs["optimizer"], state.max_steps)
+        self._rounds = rounds_for(run, selection, kwargs["optimizer"], state.max_steps, model)
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         found = find_state([self.resume_folder, folder]) if state.global_step else None
         self._rounds.prepare(model, fields, number=saved, state=found)

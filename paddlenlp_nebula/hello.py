@@ -26,9 +26,21 @@ _EQUAL = (
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
 )
 # Ours, under any strategy, and those that act under local_steps only.
-_EQUAL_SYNC = ("sync_strategy", "sync_codec", "sync_error_feedback", "sync_feedback_decay", "sync_parameters")
+_EQUAL_SYNC: tuple[str, ...] = (
+    "sync_strategy",
+    "sync_codec",
+    "sync_error_feedback",
+    "sync_feedback_decay",
+    "sync_parameters",
+)
 _EQUAL_SYNC += ("sync_lora_merge", "sync_weight", "sync_init")
-_EQUAL_LOCAL_STEPS = ("sync_every", "sync_outer", "sync_outer_lr", "sync_outer_momentum", "sync_fragments")
+_EQUAL_LOCAL_STEPS: tuple[str, ...] = (
+    "sync_every",
+    "sync_outer",
+    "sync_outer_lr",
+    "sync_outer_momentum",
+    "sync_fragments",
+)
 _EQUAL_LOCAL_STEPS += ("sync_keep_unsent", "sync_final_codec")
 
 

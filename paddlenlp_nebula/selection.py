@@ -91,7 +91,7 @@ def running_statistics(model: Tensor) -> dict[int, str]:
 
 def frozen_digest(
     model: Tensor,
-    selection: Selection,
+    travelling: Sequence[Tensor],
     on_tensor: Callable[[], None] = lambda: None,
     without: Collection[int] = (),
 ) -> str:
@@ -99,15 +99,15 @@ def frozen_digest(
 
     Args:
         model: the model as the Trainer holds it, unwrapped.
-        selection: what does travel.
+        travelling: the parameters that do travel.
         on_tensor: called before each tensor: hashing a large model takes many seconds.
         without: ids of tensors to leave out.
     """
-    travelling = {id(parameter) for parameter in selection.parameters}
+    ids = {id(parameter) for parameter in travelling}
     digest = xxhash.xxh3_128()
     state = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in state:
         on_tensor()
-        if id(tensor) not in travelling and id(tensor) not in without:
+        if id(tensor) not in ids and id(tensor) not in without:
             hash_into(digest, name, tensor)
     return digest.hexdigest()

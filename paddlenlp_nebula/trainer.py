@@ -12,6 +12,7 @@ from paddlenlp.trainer.trainer import SCHEDULER_NAME
 from paddlenlp.trainer.trainer_utils import get_last_checkpoint, has_length
 from paddlenlp.utils.log import logger
 
+from paddlenlp_nebula.adapters.lora import freeze_a
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.callback import NebulaCallback
 from paddlenlp_nebula.errors import HandshakeError
@@ -32,6 +33,7 @@ class NebulaTrainerMixin:
     """
 
     args: Any
+    model: Any
     train_dataset: Any
     callback_handler: Any
 
@@ -59,6 +61,8 @@ class NebulaTrainerMixin:
                 resume = self._agree_on_resume(run, resume_from_checkpoint)
                 self.nebula_callback.resume_folder = resume
                 self.args.max_steps = self._agree_on_steps(run)
+                if self.nebula_args.sync_lora_merge == "freeze_a":
+                    freeze_a(self.model)  # before several processes are told which gradients to wait for
                 return super().train(resume_from_checkpoint=resume, **kwargs)  # type: ignore[misc]
         finally:
             self.args.max_steps = planned

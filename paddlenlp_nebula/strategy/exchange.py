@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from paddlenlp_nebula.link.gather import all_gather
 from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.opening import FINAL, Opening
+from paddlenlp_nebula.tensors import Tensor
 
 __all__ = ["Exchange", "buckets_for", "described", "name_fault", "shares"]
 
@@ -35,6 +38,7 @@ class Exchange:
         codec: the form of their gradients or changes on the wire.
         party: the members.
         fragments: into how many parts the buckets are dealt out, see `buckets_for`.
+        source: parameter number -> the tensor that holds its values: a float32 master weight, say; by default itself.
 
     Attributes:
         selection, party: as given.
@@ -42,11 +46,19 @@ class Exchange:
         digests: a 64-bit hash of each bucket of the parameters, as of the last refresh.
     """
 
-    def __init__(self, selection: Selection, codec: Codec, party: Party, fragments: int = 1) -> None:
+    def __init__(
+        self,
+        selection: Selection,
+        codec: Codec,
+        party: Party,
+        fragments: int = 1,
+        source: Callable[[int], Tensor] | None = None,
+    ) -> None:
         self.selection = selection
         self.party = party
+        self._source = source or selection.parameters.__getitem__
         self.buckets = buckets_for(selection, codec, fragments)
-        self.digests = digests(self.buckets, selection)
+        self.digests = digests(self.buckets, self._source)
         self._codec = codec
         self._states = [codec.init(bucket.layout) for bucket in self.buckets]
         self._payloads: dict[int, bytes] = {}  # of this round, encoded with a change of state, so only once
@@ -56,12 +68,12 @@ class Exchange:
 
     def read(self, bucket: Bucket) -> Float32Vector:
         """The present values of the parameters in a bucket."""
-        return gather(bucket, self.selection.parameters.__getitem__)
+        return gather(bucket, self._source)
 
     def refresh_digests(self, parts: Iterable[int] | None = None) -> None:
         """Hash the parameters anew, in all buckets or in some."""
         chosen = range(len(self.buckets)) if parts is None else list(parts)
-        fresh = digests([self.buckets[part] for part in chosen], self.selection)
+        fresh = digests([self.buckets[part] for part in chosen], self._source)
         for part, digest in zip(chosen, fresh, strict=True):
             self.digests[part] = digest
 
@@ -123,25 +135,30 @@ class Exchange:
             PeerLost: a peer's payload does not decode.
             NebulaError: a value does not fit into the codec's wire format.
         """
-        starts = np.cumsum([0, *(self.buckets[part].numel for part in parts)])
-        values = np.zeros(int(starts[-1]), dtype=np.float32)
-        member_index = self.party.link.clusters.index(self.party.link.cluster)
-
-        def encode(index: int) -> memoryview:
-            bucket, turn = self.buckets[parts[index]], Turn(number, parts[index], member_index)
-            if final is not None:
-                return self._encode_all(final, bucket, produce, turn)
-            return self._encode_once(bucket, produce, turn)
-
+        starts = self._starts(parts)
+        values = np.zeros(starts[-1], dtype=np.float32)
         codec = final or self._codec
-        contributions = all_gather(self.party.link, Kind.BUCKET, number, len(parts), encode, when_posted)
-        for index, member, payload in contributions:
+        for index, member, payload in self._payloads_of(number, parts, produce, when_posted, final):
             bucket = self.buckets[parts[index]]
-            out = values[starts[index] : starts[index + 1]]
-            try:
-                codec.add(payload, bucket.layout, share[member], out)
-            except ProtocolError as error:
-                raise PeerLost(member, f"its bucket {bucket.index} does not decode: {error}") from error
+            with _blaming(member, bucket):
+                codec.add(payload, bucket.layout, share[member], values[starts[index] : starts[index + 1]])
+        return values
+
+    def collect(
+        self,
+        number: int,
+        parts: Sequence[int],
+        produce: Callable[[Bucket], Float32Vector],
+        final: Codec | None = None,
+    ) -> dict[str, Float32Vector]:
+        """What each member produces, decoded, this one included, as `average` would weigh and add it."""
+        starts = self._starts(parts)
+        values = {member: np.empty(starts[-1], dtype=np.float32) for member in self.party.link.members}
+        codec = final or self._codec
+        for index, member, payload in self._payloads_of(number, parts, produce, lambda: None, final):
+            bucket = self.buckets[parts[index]]
+            with _blaming(member, bucket):
+                values[member][starts[index] : starts[index + 1]] = codec.decode(payload, bucket.layout)
         return values
 
     def commit(self, *, void: bool = False) -> None:
@@ -188,6 +205,28 @@ class Exchange:
         self._states = [{name: states[part][name] for name in state} for part, state in enumerate(self._states)]
 
     # Inside
+
+    def _starts(self, parts: Sequence[int]) -> list[int]:
+        """Where each of the buckets begins if they are put one after the other, and where the last one ends."""
+        return [0, *accumulate(self.buckets[part].numel for part in parts)]
+
+    def _payloads_of(
+        self,
+        number: int,
+        parts: Sequence[int],
+        produce: Callable[[Bucket], Float32Vector],
+        when_posted: Callable[[], None],
+        final: Codec | None,
+    ) -> Iterator[tuple[int, str, memoryview]]:
+        member_index = self.party.link.clusters.index(self.party.link.cluster)
+
+        def encode(index: int) -> memoryview:
+            bucket, turn = self.buckets[parts[index]], Turn(number, parts[index], member_index)
+            if final is not None:
+                return self._encode_all(final, bucket, produce, turn)
+            return self._encode_once(bucket, produce, turn)
+
+        return all_gather(self.party.link, Kind.BUCKET, number, len(parts), encode, when_posted)
 
     def _encode_once(self, bucket: Bucket, produce: Callable[[Bucket], Float32Vector], turn: Turn) -> memoryview:
         """This member's payload; if encoding changes state, a repeated round sends the same one again."""
@@ -238,6 +277,15 @@ class Exchange:
                 "differently, the optimizers differ (a custom one, or another checkpoint's state), or something changed "
                 "parameters on one side only"
             )
+
+
+@contextmanager
+def _blaming(member: str, bucket: Bucket) -> Iterator[None]:
+    """Whoever sent what does not decode is no member any more."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise PeerLost(member, f"its bucket {bucket.index} does not decode: {error}") from error
 
 
 def buckets_for(selection: Selection, codec: Codec, fragments: int = 1) -> list[Bucket]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paddlenlp_nebula.buckets import Bucket, gather
+from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.link.frames import checksum
@@ -21,7 +21,7 @@ from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.exchange import Exchange, described, name_fault, shares
 from paddlenlp_nebula.strategy.opening import Opening
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
-from paddlenlp_nebula.tensors import Tensor
+from paddlenlp_nebula.strategy.product import ProductMerge
 
 __all__ = ["LocalSteps", "LocalWork", "Merge", "apply_merge"]
 
@@ -52,7 +52,7 @@ class Merge:
     Attributes:
         parts: the buckets that have new values.
         values: these values, one bucket after the other, float32.
-        share: this cluster's part of the average, 0..1.
+        shares: member -> its part of the average, 0..1.
         fastest_step_s: seconds per step of the fastest member, 0 if unknown.
         batch_hashes: member -> hash of its first batch (round 1), else 0.
         final: nobody takes a further step.
@@ -61,7 +61,7 @@ class Merge:
 
     parts: tuple[int, ...]
     values: Float32Vector
-    share: float
+    shares: Mapping[str, np.float32]
     fastest_step_s: float
     batch_hashes: Mapping[str, int]
     final: bool
@@ -76,37 +76,40 @@ class LocalSteps:
         outer: the outer optimizer.
         fragments: the parameters are cut into this many parts, one of which is exchanged per round
             (Streaming DiLoCo, arXiv 2501.18512), in strides: bucket b belongs to fragment b mod fragments.
-        source: parameter number -> the tensor that holds its float32 values (a master weight, or itself).
         same_step: all members take the same number of steps between rounds.
         final_codec: encodes the last round, together with all that a lossy codec has not sent by then, so that no
             work is lost; None: the exchange's own codec does.
+        product: merges LoRA pairs by their products instead of averaging their changes; every member keeps the
+            anchors of all others for that.
         keep_unsent: go on from the anchor plus this member's own unsent change, instead of from the anchor: a member
             keeps what it has learned until the others have it too (our choice; compare CHOCO-SGD, arXiv 1902.00340,
             where each node steps from its own parameters and gossips compressed differences).
 
     Attributes:
         anchor: the parameters as of the last round, float32, shape (selection.numel,).
+        anchors: member -> its anchor; with ``product`` those of all members, otherwise this one's, which is everybody's.
     """
 
     def __init__(
         self,
         exchange: Exchange,
         outer: OuterOptimizer,
-        fragments: int,
-        source: Callable[[int], Tensor],
+        fragments: int = 1,
         *,
         same_step: bool,
         final_codec: Codec | None = None,
         keep_unsent: bool = False,
+        product: ProductMerge | None = None,
     ) -> None:
         self.exchange = exchange
         self._final_codec = final_codec
         self._keep_unsent = keep_unsent
+        self._product = product
         self._outer = outer
         self._fragments = fragments
-        self._source = source
         self._same_step = same_step
         self.anchor: Float32Vector = np.empty(exchange.selection.numel, dtype=np.float32)
+        self.anchors = {exchange.party.link.cluster: self.anchor}
         self._velocity = np.zeros_like(self.anchor) if outer.has_velocity else None
         self._weights = np.zeros(fragments, dtype=np.float64)  # since each fragment's last round
         self._turns = np.zeros(1, dtype=np.int64)  # rounds that have been merged
@@ -115,8 +118,16 @@ class LocalSteps:
     def rebase(self) -> None:
         """Take the present parameters for those of the last round."""
         for bucket in self.exchange.buckets:
-            self.anchor[bucket.start : bucket.stop] = gather(bucket, self._source)
-        self._hash_anchor()
+            self.anchor[bucket.start : bucket.stop] = self.exchange.read(bucket)
+        self._hash_anchors()
+
+    def begin(self, vectors: Mapping[str, Float32Vector]) -> Float32Vector:
+        """With ``product``: the members' parameters as they were built; returns those that this member starts from."""
+        assert self._product is not None
+        for member, anchor in self._product.begin(vectors).items():
+            self.anchors.setdefault(member, np.empty_like(anchor))[:] = anchor
+        self._hash_anchors()
+        return self.anchor
 
     def merge(self, work: LocalWork) -> Merge:
         """Average the changes over all members, weighted, and take an outer step.
@@ -130,28 +141,36 @@ class LocalSteps:
         """
         self._weights += work.weight
         party = self.exchange.party
-        averages, merge = party.together(lambda number: self._round(number, work))
+        merge, changes = party.together(lambda number: self._round(number, work))
         self.exchange.commit(void=not merge.parts)
         if not merge.parts:  # alone
             self.rebase()
             self._weights[:] = 0
             return merge
+        if self._product is not None:
+            anchors = {member: self.anchors[member] for member in party.link.members}
+            self._product.merge(anchors, changes, merge.shares)
+            self._product.clear(merge.values)
+        self._step(merge)
+        self._turns += 1
+        self._hash_anchors(merge.parts)
+        self._weights[sorted({part % self._fragments for part in merge.parts})] = 0
+        return merge
+
+    def _step(self, merge: Merge) -> None:
+        """Take the outer step, and put into ``merge.values`` where it leads to."""
         at = 0
         for part in merge.parts:
             bucket = self.exchange.buckets[part]
-            own = slice(bucket.start, bucket.stop)
-            change = averages[at : at + bucket.numel]
-            velocity = self._velocity[own] if self._velocity is not None else None
-            self._outer.step(self.anchor[own], change, velocity)
+            place = slice(bucket.start, bucket.stop)
+            values = merge.values[at : at + bucket.numel]
+            velocity = self._velocity[place] if self._velocity is not None else None
+            for anchor in self.anchors.values():
+                self._outer.step(anchor[place], values, velocity)
             if merge.final and (unsent := self.exchange.unsent(part)) is not None:
                 unsent[:] = 0
-            averages[at : at + bucket.numel] = self._base(bucket)
+            values[:] = self._base(bucket)
             at += bucket.numel
-        self._turns += 1
-        self._hash_anchor(merge.parts)
-        merged = {part % self._fragments for part in merge.parts}
-        self._weights[sorted(merged)] = 0
-        return merge
 
     def _base(self, bucket: Bucket) -> Float32Vector:
         """Where this member's local steps begin, in a bucket."""
@@ -166,11 +185,8 @@ class LocalSteps:
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
         """What a checkpoint must keep besides the parameters."""
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            "anchor": self.anchor,
-            "weights": self._weights,
-            "turns": self._turns,
-        }
+        arrays: dict[str, npt.NDArray[np.generic]] = {"weights": self._weights, "turns": self._turns}
+        arrays |= {f"anchor.{member}": anchor for member, anchor in self.anchors.items()}
         if self._velocity is not None:
             arrays["velocity"] = self._velocity
         return arrays | self.exchange.state()
@@ -181,6 +197,9 @@ class LocalSteps:
         Raises:
             NebulaError: it was written with other settings.
         """
+        for name in arrays:
+            if name.startswith("anchor."):  # with ``product`` there is one for each member
+                self.anchors.setdefault(name.removeprefix("anchor."), np.empty_like(self.anchor))
         own = {name: array for name, array in self.state().items() if "/" not in name}
         found = {name: array for name, array in arrays.items() if "/" not in name}
         if described(own) != described(found):
@@ -190,16 +209,18 @@ class LocalSteps:
             )
         for name, array in own.items():
             array[...] = found[name]
-        self._hash_anchor()
+        self._hash_anchors()
         self.exchange.restore(arrays)
 
-    def _hash_anchor(self, parts: Iterable[int] | None = None) -> None:
+    def _hash_anchors(self, parts: Iterable[int] | None = None) -> None:
         """Hash what the members have in common: between two rounds the parameters are each cluster's own."""
+        anchors = [self.anchors[name] for name in self.exchange.party.link.members if name in self.anchors]
         for part in range(len(self.exchange.buckets)) if parts is None else parts:
             bucket = self.exchange.buckets[part]
-            self.exchange.digests[part] = checksum(self.anchor[bucket.start : bucket.stop].data.cast("B"))
+            values = np.concatenate([anchor[bucket.start : bucket.stop] for anchor in anchors])
+            self.exchange.digests[part] = checksum(values.data.cast("B"))
 
-    def _round(self, number: int, work: LocalWork) -> tuple[Float32Vector, Merge]:
+    def _round(self, number: int, work: LocalWork) -> tuple[Merge, dict[str, Float32Vector]]:
         link = self.exchange.party.link
         fragment = int(self._turns[0]) % self._fragments
         digests = tuple(self.exchange.digests)
@@ -225,19 +246,24 @@ class LocalSteps:
             parts = ()
 
         def produce(bucket: Bucket) -> Float32Vector:
-            change = gather(bucket, self._source)
+            change = self.exchange.read(bucket)
             change -= self._base(bucket)
             where = f"after step {work.step}"
             if fault := name_fault(self.exchange.selection, bucket, change, "change", where):
                 raise fault
             return change
 
-        averages = self.exchange.average(
-            number, share, parts, produce, final=self._final_codec if final and parts else None
-        )
-        return averages, Merge(
-            parts, averages, float(share[link.cluster]), min(speeds), hashes, final, () if work.final else enders
-        )
+        final_codec = self._final_codec if final and parts else None
+        changes: dict[str, Float32Vector] = {}
+        if self._product is None:
+            values = self.exchange.average(number, share, parts, produce, final=final_codec)
+        else:
+            changes = self.exchange.collect(number, parts, produce, final_codec)
+            values = np.zeros_like(changes[link.cluster])
+            for member, change in changes.items():
+                values += share[member] * change
+        ended_by = () if work.final else enders
+        return Merge(parts, values, share, min(speeds), hashes, final, ended_by), changes
 
 
 def apply_merge(

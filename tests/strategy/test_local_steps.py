@@ -37,8 +37,7 @@ class Drifter(Member):
         super().prepare(codec)
         if self.fragments > 1:
             self.exchange = Exchange(self.selection, self.exchange._codec, self.party, self.fragments)
-        source = self.selection.parameters.__getitem__
-        self.strategy = LocalSteps(self.exchange, self.outer, self.fragments, source, same_step=self.same_step)
+        self.strategy = LocalSteps(self.exchange, self.outer, self.fragments, same_step=self.same_step)
 
     def drift(self, seed: int) -> None:
         """Some local steps."""
@@ -110,7 +109,7 @@ def test_the_share_follows_the_weight() -> None:
     merges = together(
         group, lambda member, i: member.merge(weight=[3.0, 1.0][i], batch_hash=i + 1, step_s=0.1 * (i + 1))
     )
-    assert [merge.share for merge in merges] == [0.75, 0.25]
+    assert [merge.shares for merge in merges] == [{"amber": 0.75, "birch": 0.25}] * 2
     assert merges[0].batch_hashes == {"amber": 1, "birch": 2}
     assert [merge.fastest_step_s for merge in merges] == [0.1, 0.1]
 
@@ -191,7 +190,8 @@ def test_each_fragment_is_weighted_by_what_was_done_since_its_own_last_round() -
     group = drifters(2, AVERAGE, 2)
     weights = ((1.0, 1.0), (3.0, 1.0), (5.0, 1.0))
     shares = together(
-        group, lambda member, i: [member.merge(step=s, weight=weights[s - 1][i]).share for s in (1, 2, 3)]
+        group,
+        lambda member, i: [float(member.merge(step=s, weight=weights[s - 1][i]).shares["amber"]) for s in (1, 2, 3)],
     )
     assert shares[0] == pytest.approx([1 / 2, 4 / 6, 8 / 10])
 
@@ -226,7 +226,7 @@ def test_different_steps_are_refused_unless_balanced() -> None:
 def test_anchors_that_differ_are_found() -> None:
     group = drifters(2)
     group[1].strategy.anchor[9] += 1e-3
-    group[1].strategy._hash_anchor()
+    group[1].strategy._hash_anchors()
     for outcome in together(group, lambda member, i: member.merge()):
         assert "must hold identical parameters after round 0, but bucket 1 of 4 differs" in str(outcome)
 
@@ -258,7 +258,7 @@ def test_alone_the_parameters_stay_as_they_are() -> None:
     member.drift(0)
     before = member.flat()
     merge = member.merge()
-    assert (merge.parts, len(merge.values), merge.share) == ((), 0, 1.0)
+    assert (merge.parts, len(merge.values), merge.shares) == ((), 0, {"amber": 1.0})
     assert member.flat().tobytes() == before.tobytes()
     assert member.strategy.anchor.tobytes() == before.tobytes()
 
@@ -299,7 +299,6 @@ def lossy(count: int, spec: str = "topk:1/4,2bit", decay: float = 1.0, **setting
             member.exchange,
             AVERAGE,
             1,
-            member.selection.parameters.__getitem__,
             same_step=True,
             final_codec=codec_from_spec("fp32"),
             keep_unsent=settings.get("keep_unsent", False),

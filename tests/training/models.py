@@ -90,8 +90,9 @@ def build(name: str):
         return _llama(tie_word_embeddings=True)
     if name == "llama-recompute":
         return _llama(use_recompute=True)
-    if name == "lora":
-        model = LoRAModel(_llama(), LoRAConfig(target_modules=_TARGETS, r=4, lora_alpha=8, dtype="float32"))
+    if name in ("lora", "lora-wide"):
+        rank = 4 if name == "lora" else 8
+        model = LoRAModel(_llama(), LoRAConfig(target_modules=_TARGETS, r=rank, lora_alpha=8, dtype="float32"))
         model.mark_only_lora_as_trainable()
         return model
     if name.startswith("vera"):
@@ -125,8 +126,8 @@ def build(name: str):
     raise ValueError(f"no model {name!r}")
 
 
-def samples(kind: str, owner: str, start: int, stop: int) -> list[dict[str, np.ndarray]]:
-    """Samples start..stop of an owner's endless sequence, the same in every process."""
+def samples(kind: str, owner: str, start: int, stop: int, length: int | None = None) -> list[dict[str, np.ndarray]]:
+    """Samples start..stop of an owner's endless sequence, the same in every process; ``length`` in tokens."""
     found = []
     for number in range(start, stop):
         random = np.random.RandomState(zlib.crc32(f"{owner} {number}".encode()))
@@ -134,7 +135,7 @@ def samples(kind: str, owner: str, start: int, stop: int) -> list[dict[str, np.n
             x = random.randn(_WIDTH).astype("float32")
             found.append({"x": x, "labels": np.int64(np.argmax(x))})
         else:
-            ids = random.randint(1, _VOCABULARY, _LENGTH).astype("int64")
+            ids = random.randint(1, _VOCABULARY, length or _LENGTH).astype("int64")
             found.append({"input_ids": ids, "labels": ids})
     return found
 

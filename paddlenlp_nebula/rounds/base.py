@@ -1,0 +1,221 @@
+"""What all strategies do inside a Trainer: the start, the end, and what a checkpoint keeps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.checkpoint import STATE_NAME, Arrays, load_state
+from paddlenlp_nebula.codec.codec import Codec, Float32Vector
+from paddlenlp_nebula.codec.feedback import ErrorFeedback
+from paddlenlp_nebula.codec.registry import codec_from_spec
+from paddlenlp_nebula.hello import optimizer_digest
+from paddlenlp_nebula.run import Run
+from paddlenlp_nebula.selection import Selection, frozen_digest, running_statistics
+from paddlenlp_nebula.strategy.every_step import Average
+from paddlenlp_nebula.strategy.exchange import Exchange
+from paddlenlp_nebula.strategy.initial import spread_parameters
+from paddlenlp_nebula.strategy.local_steps import Merge
+from paddlenlp_nebula.tensors import Tensor, master_weight, write
+
+__all__ = ["Rounds", "Step", "codec_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An optimizer step of this cluster.
+
+    Attributes:
+        number: from 1.
+        samples, tokens: what is behind its gradients, local processes together.
+        batch_hash: hash of the first batch ever, in the first step only, else 0.
+        loss_scale: what the gradients are multiplied by (fp16 scaler).
+        scaled: a scaler is at work and skips steps with infinite gradients.
+        seconds: that it took, without any exchange; 0 before it is done.
+    """
+
+    number: int
+    samples: int
+    tokens: int
+    batch_hash: int = 0
+    loss_scale: float = 1.0
+    scaled: bool = False
+    seconds: float = 0.0
+
+
+class Rounds(ABC):
+    """When this cluster exchanges what, on each of its processes.
+
+    Args:
+        run: the clusters.
+        selection: the parameters that travel.
+        optimizer: as the Trainer's callbacks get it, wrapped.
+        max_steps: optimizer steps of the whole training.
+    """
+
+    def __init__(self, run: Run, selection: Selection, optimizer: Any, max_steps: int) -> None:
+        self._run = run
+        self._selection = selection
+        self._parameters = selection.parameters
+        self._optimizer = optimizer
+        self._max_steps = max_steps
+        self._arguments: NebulaArguments = run.arguments
+        self._leader: Any = None  # the strategy, on the leader
+
+    @property
+    def exchange(self) -> Exchange:
+        """The leader's."""
+        exchange: Exchange = self._leader.exchange
+        return exchange
+
+    @abstractmethod
+    def lead(self) -> None:
+        """On the leader, once the clusters have met: cut the selection and hash the parameters."""
+
+    def before_step(self, step: Step) -> None:
+        """Gradients are complete on this process, and the optimizer has not used them yet."""
+        return
+
+    @abstractmethod
+    def after_step(self, step: Step) -> None:
+        """Parameters are new."""
+
+    def before_end(self, step: int) -> None:
+        """The Trainer takes no step after this one, but has not loaded its best model yet."""
+        return
+
+    def finish(self, step: int) -> None:
+        """The training of ``step`` optimizer steps is complete: compare the parameters once more, and part."""
+
+        def compare() -> str:
+            self.compare_final(step)
+            return self.exchange.parameter_digest()
+
+        self._run.finish(compare)
+
+    @abstractmethod
+    def compare_final(self, step: int) -> None:
+        """On the leader: compare the parameters a last time."""
+
+    @abstractmethod
+    def state(self) -> Arrays:
+        """On the leader: what a checkpoint must keep besides the Trainer's; empty if nothing."""
+
+    @abstractmethod
+    def restore(self, arrays: Arrays) -> dict[str, Any]:
+        """On the leader: continue from `state`; returns what `restored` needs on every process (JSON)."""
+
+    def restored(self, outcome: Mapping[str, Any]) -> None:
+        """On every process: the rest of `restore`."""
+        return
+
+    def prepare(self, model: Tensor, hello: Mapping[str, Any], number: int, state: Path | None) -> None:
+        """Check that all clusters train the same thing, and make the selected parameters equal.
+
+        Args:
+            model: unwrapped, as the Trainer holds it.
+            hello: what else must be equal on all clusters, see `handshake.compare`.
+            number: exchanges completed before (from a checkpoint), else 0.
+            state: this cluster's file in that checkpoint, if there is one.
+
+        Raises:
+            HandshakeError: on every cluster, with every difference.
+        """
+        run = self._run
+        outcome: dict[str, Any] = {}
+
+        def describe() -> dict[str, Any]:
+            self.lead()
+            keeps = bool(number and self.state())
+            if keeps and state is not None:
+                outcome.update(self.restore(load_state(state)))
+            fields = {"selection": self._selection.fingerprint(), **hello}
+            fields["nebula_state"] = ("there" if state else "missing") if keeps else None
+            if not run.alone:
+                local = running_statistics(model)
+                self._say_what_stays_local(list(local.values()))
+                # Equal at the beginning, and each cluster's own in a checkpoint.
+                fields["frozen"] = frozen_digest(model, self._parameters, run.local.tick, local if number else ())
+                if number and self._arguments.sync_strategy == "every_step":
+                    fields["known:optimizer_state"] = optimizer_digest(model, self._optimizer, run.local.tick)
+            if self._arguments.sync_init == "verify" or fields["nebula_state"] == "there":
+                fields["initial"] = self.exchange.parameter_digest()
+            return fields
+
+        run.prepare(describe, number)
+        kept = self._run.local.lead(lambda: {"keeps": bool(number and self.state()), "restored": outcome})
+        if kept["restored"]:
+            self.restored(kept["restored"])
+        if kept["keeps"] and state is None:
+            run.degrade(
+                f"the checkpoint of step {hello['global_step']} holds no {STATE_NAME}: what was not sent before is lost, "
+                "and all clusters start again from the first one's parameters"
+            )
+        if not run.alone and not kept["restored"]:
+            self._make_equal()
+
+    def _make_equal(self) -> None:
+        """Give all clusters the first one's selected parameters, unless they were to be equal already."""
+        if self._arguments.sync_init == "verify":
+            return
+        values: Float32Vector = np.empty(self._selection.numel, dtype=np.float32)
+        self._run.local.lead(lambda: spread_parameters(self.exchange, self._arguments.cluster_names[0], values))
+        self._write(values)
+        if self._run.local.is_leader:
+            self._rebase()
+
+    def _write(self, values: Float32Vector) -> None:
+        """Put the leader's values, shape (selection.numel,), into every process' parameters."""
+        self._run.local.broadcast(values)
+        offsets = self._selection.offsets
+        for index in range(len(self._selection)):
+            self._put(index, values[offsets[index] : offsets[index + 1]])
+
+    def _rebase(self) -> None:
+        """On the leader: parameters were overwritten from outside."""
+        self.exchange.refresh_digests()
+
+    def _say_what_stays_local(self, statistics: list[str]) -> None:
+        if statistics:
+            sentence = (
+                f"BatchNorm's running statistics ({statistics[0]} and {len(statistics) - 1} more) follow each cluster's own "
+                "data and are not exchanged, so evaluations differ a little: LayerNorm and GroupNorm have none"
+            )
+            self._run.degrade(sentence, once=True)
+
+    def _put(self, index: int, values: Float32Vector) -> None:
+        parameter = self._parameters[index]
+        if (master := master_weight(self._optimizer, parameter)) is not None:
+            write(master, values)
+        write(parameter, values)
+
+    def _weight(self, samples: float, tokens: float) -> float:
+        return {"samples": float(samples), "tokens": float(tokens), "equal": 1.0}[self._arguments.sync_weight]
+
+    def _note(self, outcome: Average | Merge, step: int) -> None:
+        """On the leader: who ends the training, and who has brought the same data."""
+        if outcome.ended_by:
+            names = ", ".join(map(repr, outcome.ended_by))
+            self._run.party.end(f"cluster {names} ended training before step {step}: everybody ends there")
+        seen: dict[int, str] = {}
+        for member, batch_hash in outcome.batch_hashes.items():
+            if batch_hash and batch_hash in seen:
+                self._run.degrade(
+                    f"clusters {seen[batch_hash]!r} and {member!r} saw the same first batch: they add nothing to each "
+                    "other; use NebulaTrainer with sync_data=shard, or give each its own data"
+                )
+            seen[batch_hash] = member
+
+
+def codec_for(arguments: NebulaArguments) -> Codec:
+    """What ``sync_codec`` asks for, with error feedback if it loses anything and does not keep that itself."""
+    codec: Codec = codec_from_spec(arguments.sync_codec)
+    if codec.lossless or codec.own_feedback or not arguments.sync_error_feedback:
+        return codec
+    return ErrorFeedback(codec, arguments.sync_feedback_decay)

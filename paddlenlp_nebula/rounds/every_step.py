@@ -1,0 +1,76 @@
+"""``every_step`` inside a Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_nebula.checkpoint import Arrays
+from paddlenlp_nebula.hybrid import complete_gradients
+from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for
+from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
+from paddlenlp_nebula.strategy.exchange import Exchange
+
+__all__ = ["EveryStepRounds"]
+
+
+class EveryStepRounds(Rounds):
+    """`EveryStep`: the members' gradients are averaged before each optimizer step."""
+
+    def lead(self) -> None:
+        self._leader = EveryStep(Exchange(self._selection, codec_for(self._arguments), self._run.party))
+
+    def before_step(self, step: Step) -> None:
+        run = self._run
+        if run.alone:
+            return
+        with run.exposed():
+            complete_gradients(self._optimizer, run.local)
+        with run.round(step.number) as entry:
+            average: Average | None = None
+
+            def work() -> dict[str, Any]:
+                nonlocal average
+                weight = self._weight(step.samples, step.tokens)
+                average = self._leader.average(
+                    Contribution(step.number, weight, step.loss_scale, step.scaled, step.batch_hash)
+                )
+                self._note(average, step.number)
+                if average.non_finite:
+                    run.degrade(
+                        f"round {run.number}: the gradients of {', '.join(average.non_finite)} were not finite, so every "
+                        "cluster skips this optimizer step and its loss scale shrinks"
+                    )
+                return {
+                    "present": average.present,
+                    "skip": bool(average.non_finite),
+                    "members": len(average.batch_hashes),
+                    "share": average.share,
+                    "digest": self.exchange.parameter_digest(),
+                }
+
+            outcome = run.lead(work)
+            if outcome["members"] > 1:  # otherwise the average is what we have
+                values = average.values if average else np.empty(self._selection.numel, dtype=np.float32)
+                run.local.broadcast(values)
+                skip = outcome["skip"]
+                apply_average(self._selection, values, outcome["present"], skip=skip, loss_scale=step.loss_scale)
+            entry.update(outcome)
+
+    def after_step(self, step: Step) -> None:
+        if self._run.local.is_leader and not self._run.alone:
+            with self._run.exposed():
+                self.exchange.refresh_digests()
+
+    def compare_final(self, step: int) -> None:
+        self.exchange.refresh_digests()
+        if not self._run.alone and self._run.ended is None:
+            self._leader.compare_final()
+
+    def state(self) -> Arrays:
+        return self.exchange.state()
+
+    def restore(self, arrays: Arrays) -> dict[str, Any]:
+        self.exchange.restore(arrays)
+        return {}

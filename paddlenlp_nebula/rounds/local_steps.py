@@ -1,0 +1,135 @@
+"""``local_steps`` inside a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_nebula.checkpoint import Arrays
+from paddlenlp_nebula.codec.registry import codec_from_spec
+from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for
+from paddlenlp_nebula.run import Run
+from paddlenlp_nebula.selection import Selection
+from paddlenlp_nebula.strategy.exchange import Exchange, buckets_for
+from paddlenlp_nebula.strategy.local_steps import LocalSteps, LocalWork, Merge, apply_merge
+from paddlenlp_nebula.strategy.outer import OuterOptimizer
+from paddlenlp_nebula.strategy.product import ProductMerge
+from paddlenlp_nebula.tensors import Tensor, master_weight
+
+__all__ = ["LocalStepsRounds"]
+
+
+class LocalStepsRounds(Rounds):
+    """`LocalSteps`: the members' changes are averaged every so many optimizer steps."""
+
+    def __init__(self, run: Run, selection: Selection, optimizer: Any, max_steps: int) -> None:
+        super().__init__(run, selection, optimizer, max_steps)
+        self._pace = self._arguments.pace
+        self._fragments = self._arguments.sync_fragments
+        self._buckets = buckets_for(selection, codec_for(self._arguments), self._fragments)
+        self._every = self._pace.steps(0, max_steps) // self._fragments
+        self._steps = self._batch_hash = 0
+        self._samples = self._tokens = self._seconds = 0.0
+
+    def lead(self) -> None:
+        arguments = self._arguments
+        codec = codec_for(arguments)
+        exchange = Exchange(self._selection, codec, self._run.party, self._fragments, self._source)
+        outer = OuterOptimizer(arguments.sync_outer, arguments.sync_outer_lr, arguments.sync_outer_momentum)
+        self._leader = LocalSteps(
+            exchange,
+            outer,
+            self._fragments,
+            same_step=not self._pace.balance,
+            final_codec=None if codec.lossless else codec_from_spec(arguments.sync_final_codec),
+            keep_unsent=arguments.sync_keep_unsent,
+            product=self._product(),
+        )
+
+    def after_step(self, step: Step) -> None:
+        self._steps += 1
+        self._samples += step.samples
+        self._tokens += step.tokens
+        self._seconds += step.seconds
+        self._batch_hash = self._batch_hash or step.batch_hash
+        last = step.number >= self._max_steps
+        if last or self._steps >= self._every:
+            self._merge(step.number, final=last)
+
+    def before_end(self, step: int) -> None:
+        if self._steps and self._run.ended is None:
+            self._merge(step, final=True)
+
+    def compare_final(self, step: int) -> None:
+        if not self._run.alone:
+            self._leader.compare_final(step)
+
+    def state(self) -> Arrays:
+        counters = np.array([self._steps, self._every, self._samples, self._tokens, self._seconds], dtype=np.float64)
+        return {"counters": counters, **self._leader.state()}
+
+    def restore(self, arrays: Arrays) -> dict[str, Any]:
+        arrays = dict(arrays)
+        counters = arrays.pop("counters", np.zeros(5))
+        self._leader.restore(arrays)
+        return {"counters": [float(counter) for counter in counters]}
+
+    def restored(self, outcome: Mapping[str, Any]) -> None:
+        steps, every, self._samples, self._tokens, self._seconds = outcome["counters"]
+        self._steps, self._every = int(steps), int(every)
+
+    def _rebase(self) -> None:
+        self._leader.rebase()
+
+    def _product(self) -> ProductMerge | None:
+        """How LoRA pairs are merged, if not like everything else."""
+        return None
+
+    def _source(self, index: int) -> Tensor:
+        """Where the float32 values of a parameter are."""
+        parameter = self._parameters[index]
+        master = master_weight(self._optimizer, parameter)
+        return parameter if master is None else master
+
+    def _merge(self, number: int, *, final: bool) -> None:
+        """A round after optimizer step ``number``."""
+        run = self._run
+        if run.alone:
+            self._forget()
+            return
+        step_s = self._seconds / max(1, self._steps)
+        with run.round(number) as entry:
+            merge: Merge | None = None
+
+            def work() -> dict[str, Any]:
+                nonlocal merge
+                digest = self.exchange.parameter_digest()
+                weight = self._weight(self._samples, self._tokens)
+                merge = self._leader.merge(LocalWork(number, weight, step_s, self._batch_hash, final))
+                self._note(merge, number)
+                return {
+                    "parts": merge.parts,
+                    "members": len(merge.batch_hashes),
+                    "share": float(merge.shares[self._arguments.cluster_name]),
+                    "fastest_step_s": merge.fastest_step_s,
+                    "digest": digest,
+                }
+
+            outcome = run.lead(work)
+            if parts := outcome["parts"]:
+                numel = sum(self._buckets[part].numel for part in parts)
+                values = merge.values if merge else np.empty(numel, dtype=np.float32)
+                run.local.broadcast(values)
+                apply_merge(self._selection, self._buckets, parts, values, self._put)
+            entry.update(outcome)
+        steps = self._pace.steps(number, self._max_steps)
+        steps = self._pace.balanced(steps, step_s, outcome["fastest_step_s"])
+        self._every = max(1, steps // self._fragments)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing has been done since the last round."""
+        self._steps = self._batch_hash = 0
+        self._samples = self._tokens = self._seconds = 0.0
