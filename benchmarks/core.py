@@ -1,6 +1,6 @@
 """The core's figures: bytes per parameter, memory, seconds per round, and what a link carries.
 
-    python benchmarks/core.py                    # everything, about six minutes on two cores
+    python benchmarks/core.py                    # everything, about eight minutes on two cores
     python benchmarks/core.py --tiny --output X  # the same in seconds, for tests: its figures mean nothing
 
 Without root there are no emulated lines, and no private network whose counters are only ours; what is left
@@ -21,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.bare_mpi import measure_bare_mpi  # noqa: E402
 from benchmarks.wide_area import measure_line  # noqa: E402
 from paddlenlp_nebula.bench.facts import facts  # noqa: E402
 from paddlenlp_nebula.bench.link import free_ports, measure_link, messages_for  # noqa: E402
@@ -29,8 +30,15 @@ from tests.support.wan import available, wide_area  # noqa: E402
 
 FULL = {"parameters": 30_000_000, "rounds": 5, "mib": 256, "repetitions": 5, "line_repetitions": 2}
 TINY = {"parameters": 300_000, "rounds": 2, "mib": 4, "repetitions": 1, "line_repetitions": 1}
-LINES = ((100.0, 50.0, 15.0), (1000.0, 20.0, 4.0))  # Mbit/s, ms of round trip, seconds per copy
-TINY_LINES = tuple((rate, rtt, 0.3) for rate, rtt, _ in LINES)
+LINES = (  # Mbit/s, ms of round trip, seconds per copy; where the processor becomes the limit a delay would, too
+    (100.0, 50.0, 15.0),
+    (1000.0, 20.0, 4.0),
+    (2500.0, 0.0, 1.0),
+    (5000.0, 0.0, 0.5),
+    (10000.0, 0.0, 0.25),
+)
+TINY_LINES = tuple((rate, rtt, 30 / rate) for rate, rtt, _ in LINES)
+WAYS = ("one direction", "both")
 MIB = 1 << 20
 
 
@@ -144,15 +152,30 @@ def lora(sizes: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def loopback_link(sizes: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """`nebula bench link`."""
     found = measure_link(Plan(messages_for(sizes["mib"]), sizes["repetitions"], *free_ports()))
-    figures = [
-        figure(
-            f"link on loopback, {what}, share of a plain socket", 100 * row["share"], "%", ">= 95", row["share"] >= 0.95
-        )
-        for row, what in zip(found["rates"], ("one direction", "both"), strict=True)
-    ]
+    figures = []
+    for row, what in zip(found["rates"], WAYS, strict=True):
+        share, cost = row["share"], sum(row["link_cpu_s_per_gb"].values())
+        figures += [
+            figure(f"link on loopback, {what}, share of a plain socket", 100 * share, "%", ">= 95", share >= 0.95),
+            figure(f"link on loopback, {what}, processor time", cost, "s/GB", "", None),
+        ]
     overhead = found["overhead_percent"]
     figures.append(figure("framing overhead", overhead, "%", "<= 1", overhead <= 1))
     return {"what": "link, loopback", **found}, figures
+
+
+def bare_mpi(sizes: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What MPI without a link reaches on loopback, and what it leaves for a link (docs/adr/008-loopback-share.md)."""
+    found = measure_bare_mpi(Plan(messages_for(sizes["mib"]), sizes["repetitions"], *free_ports()))
+    figures = []
+    for row, what in zip(found["rates"], WAYS, strict=True):
+        cost = sum(row["mpi_cpu_s_per_gb"].values())
+        figures += [
+            figure(f"bare MPI on loopback, {what}, share of a plain socket", 100 * row["share"], "%", "", None),
+            figure(f"bare MPI on loopback, {what}, processor time", cost, "s/GB", "", None),
+            figure(f"bound of a link on loopback, {what}, the same share", 100 * row["bound_share"], "%", "", None),
+        ]
+    return {"what": "bare MPI, loopback", **found}, figures
 
 
 def line_link(
@@ -162,7 +185,7 @@ def line_link(
     name = f"link at {rate_mbit:g} Mbit/s, {rtt_ms:g} ms"
     found = measure_line(rate_mbit, rtt_ms, seconds, sizes["line_repetitions"])
     figures = []
-    for row, what in zip(found.get("rates", ({}, {})), ("one direction", "both"), strict=True):
+    for row, what in zip(found.get("rates", ({}, {})), WAYS, strict=True):
         for key, other in (("share", "a plain socket"), ("share_of_iperf3", "iperf3")):
             share = row.get(key)
             value, met = (None, None) if share is None else (100 * share, share >= 0.95)
@@ -181,6 +204,7 @@ def main() -> None:
         lambda: dense("bf16", sizes),
         lambda: lora(sizes),
         lambda: loopback_link(sizes),
+        lambda: bare_mpi(sizes),
         *(lambda line=line: line_link(*line, sizes) for line in (TINY_LINES if options.tiny else LINES)),
     ]
     result: dict[str, Any] = {**facts(["python", "benchmarks/core.py", *sys.argv[1:]]), "figures": [], "rows": []}

@@ -6,19 +6,22 @@ that the other has everything.
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
+from typing import Any
 
-from paddlenlp_nebula.bench.plan import MESSAGE_BYTES
-from paddlenlp_nebula.link.frames import Kind
+from paddlenlp_nebula.bench.meters import wire_bytes
+from paddlenlp_nebula.bench.plan import MESSAGE_BYTES, NAMES, Plan
+from paddlenlp_nebula.link.frames import Kind, checksum
 from paddlenlp_nebula.link.gather import all_gather
 from paddlenlp_nebula.link.link import Link
 
-__all__ = ["Arrivals", "Copy", "LinkCopy", "SocketCopy", "connect"]
+__all__ = ["Arrivals", "Copy", "LinkCopy", "SocketCopy", "buffers", "connect", "take_samples"]
 
 _PIECE = 1 << 20
 
@@ -55,6 +58,10 @@ class Copy(ABC):
         self.source = source
         self.target = target
 
+    def framed_bytes(self) -> int:
+        """Payload and headers sent so far; 0 where there are no headers to count."""
+        return 0
+
     @abstractmethod
     def run(self, *, sends: bool, receives: bool) -> Arrivals:
         """Copy once; this side sends, receives or does both, the other side the counterpart."""
@@ -68,6 +75,9 @@ class LinkCopy(Copy):
         self._link = link
         self._rounds = count(1)
         self._parts = [slice(at, at + MESSAGE_BYTES) for at in range(0, len(source), MESSAGE_BYTES)]
+
+    def framed_bytes(self) -> int:
+        return self._link.bytes_sent[Kind.BUCKET.name]
 
     def run(self, *, sends: bool, receives: bool) -> Arrivals:
         link, number = self._link, next(self._rounds)
@@ -161,3 +171,57 @@ def connect(where: str, *, listens: bool, timeout_s: float) -> socket.socket:
     connection.settimeout(timeout_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+def buffers(name: str, messages: int) -> tuple[memoryview, memoryview]:
+    """What a side sends, and where it writes what comes; no byte of the first is zero at a message's start.
+
+    Touched before anything is measured: a page that the kernel has yet to clear costs more than its copy.
+    """
+    pattern = b"\1" + random.Random(name).randbytes(MESSAGE_BYTES - 1)
+    source = memoryview(bytearray(pattern * messages))
+    return source, memoryview(bytearray(b"\1" * len(source)))
+
+
+def take_samples(
+    name: str,
+    plan: Plan,
+    copies: Mapping[str, Copy],
+    *,
+    ready: Callable[[], object],
+    cpu_seconds: Callable[[], dict[str, float]],
+) -> list[dict[str, Any]]:
+    """Copy one way and both ways in turn, as often as planned, and note what each copy took on this side.
+
+    Args:
+        name: this side.
+        plan: what to copy how often.
+        copies: the ways of copying by their names, the same on both sides.
+        ready: returns when both sides have called it.
+        cpu_seconds: seconds of computing so far, by role.
+    """
+    first = name == NAMES[0]
+    samples: list[dict[str, Any]] = []
+    for repetition in range(plan.repetitions):
+        for directions in (1, 2):
+            for way, copy in copies.items():
+                copy.target[::MESSAGE_BYTES] = bytes(plan.messages)  # what is not written now shows in the digest
+                ready()
+                used, wire, framed = cpu_seconds(), wire_bytes()[0], copy.framed_bytes()
+                receives = directions == 2 or not first
+                arrivals = copy.run(sends=directions == 2 or first, receives=receives)
+                seconds = time.perf_counter() - arrivals.start
+                samples.append(
+                    {
+                        "way": way,
+                        "directions": directions,
+                        "repetition": repetition,
+                        "seconds": seconds,
+                        "steady_bytes_s": arrivals.rate(plan.omit_s),
+                        "cpu_s": {role: total - used[role] for role, total in cpu_seconds().items()},
+                        "device_bytes_sent": wire_bytes()[0] - wire,
+                        "framed_bytes_sent": copy.framed_bytes() - framed,
+                        "digest": checksum(copy.target) if receives else None,
+                    }
+                )
+    return samples

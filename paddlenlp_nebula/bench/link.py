@@ -18,7 +18,7 @@ from paddlenlp_nebula.bench.plan import MESSAGE_BYTES, NAMES, Plan
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.transport.channel import CHUNK_BYTES, CHUNKS
 
-__all__ = ["free_ports", "measure_link", "messages_for", "summarise"]
+__all__ = ["check_digests", "free_ports", "measure_link", "messages_for", "rates", "run_sides", "summarise"]
 
 Place = Callable[[Sequence[str]], list[str]]
 """Turns a command into one that runs at a side's place, such as inside a network namespace."""
@@ -45,8 +45,25 @@ def measure_link(plan: Plan, places: Mapping[str, Place] | None = None) -> dict[
     Raises:
         NebulaError: a side failed; with its last words.
     """
+    commands = {name: [sys.executable, "-m", "paddlenlp_nebula.bench.peer", name, plan.text()] for name in NAMES}
+    return summarise(
+        plan, run_sides({name: (places or {}).get(name, list)(command) for name, command in commands.items()})
+    )
+
+
+def run_sides(
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Run the sides' commands to their end; side -> the JSON object that it printed.
+
+    Raises:
+        NebulaError: a side failed; with its last words.
+    """
     with tempfile.TemporaryFile() as words:
-        sides = {name: _start(name, plan, (places or {}).get(name), words.fileno()) for name in NAMES}
+        sides = {
+            name: subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, env=environment)
+            for name, command in commands.items()
+        }
         try:
             outputs = {name: side.communicate()[0] for name, side in sides.items()}
         finally:
@@ -58,12 +75,7 @@ def measure_link(plan: Plan, places: Mapping[str, Place] | None = None) -> dict[
             words.seek(0)
             last = words.read().decode(errors="replace").strip().splitlines() or ["no words"]
             raise NebulaError(f"measuring the link failed on the side {' and '.join(failed)}: {last[-1]}")
-    return summarise(plan, {name: json.loads(output) for name, output in outputs.items()})
-
-
-def _start(name: str, plan: Plan, place: Place | None, words: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "paddlenlp_nebula.bench.peer", name, plan.text()]
-    return subprocess.Popen(command if place is None else place(command), stdout=subprocess.PIPE, stderr=words)
+    return {name: json.loads(output) for name, output in outputs.items()}
 
 
 def summarise(plan: Plan, seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -81,20 +93,17 @@ def summarise(plan: Plan, seen: Mapping[str, Mapping[str, Any]]) -> dict[str, An
     Raises:
         NebulaError: a copy did not arrive as it was sent.
     """
-    for name, other in (NAMES, NAMES[::-1]):
-        for sample in seen[name]["samples"]:
-            if sample["digest"] not in (None, seen[other]["sent_digest"]):
-                raise NebulaError(f"what {other} sent over the {sample['way']} must arrive at {name} as it was sent")
+    check_digests(seen)
     payload = plan.messages * MESSAGE_BYTES
-    rates = [_rates(plan, seen, directions, payload) for directions in (1, 2)]
-    sent = sum(s["link_bytes_sent"] for s in seen[NAMES[0]]["samples"] if s["way"] == "link")
+    rows = rates(plan, seen, ("link", "socket"))
+    sent = sum(s["framed_bytes_sent"] for s in seen[NAMES[0]]["samples"] if s["way"] == "link")
     paid = payload * 2 * plan.repetitions
     return {
-        **{key: rates[0][key] for key in ("link_mb_s", "socket_mb_s", "share")},
+        **{key: rows[0][key] for key in ("link_mb_s", "socket_mb_s", "share")},
         "rtt_ms": seen[NAMES[0]]["rtt_ms"]["link"],
         "socket_rtt_ms": seen[NAMES[0]]["rtt_ms"]["socket"],
         "overhead_percent": 100 * (sent - paid) / paid,
-        "rates": rates,
+        "rates": rows,
         "payload_bytes": payload,
         "message_bytes": MESSAGE_BYTES,
         "chunk_bytes": CHUNK_BYTES,
@@ -104,33 +113,52 @@ def summarise(plan: Plan, seen: Mapping[str, Mapping[str, Any]]) -> dict[str, An
     }
 
 
-def _rates(plan: Plan, seen: Mapping[str, Mapping[str, Any]], directions: int, payload: int) -> dict[str, Any]:
+def check_digests(seen: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare what arrived with what was sent.
+
+    Raises:
+        NebulaError: a copy did not arrive as it was sent.
+    """
+    for name, other in (NAMES, NAMES[::-1]):
+        for sample in seen[name]["samples"]:
+            if sample["digest"] not in (None, seen[other]["sent_digest"]):
+                raise NebulaError(f"what {other} sent over the {sample['way']} must arrive at {name} as it was sent")
+
+
+def rates(plan: Plan, seen: Mapping[str, Mapping[str, Any]], ways: tuple[str, str]) -> list[dict[str, Any]]:
+    """What two ways of copying reached, for 1 and for 2 directions; ``share`` is the first's rate in the second's."""
+    return [_rates(plan, seen, ways, directions) for directions in (1, 2)]
+
+
+def _rates(plan: Plan, seen: Mapping[str, Mapping[str, Any]], ways: tuple[str, str], directions: int) -> dict[str, Any]:
     row: dict[str, Any] = {"directions": directions}
-    for way in ("link", "socket"):
+    payload = plan.messages * MESSAGE_BYTES
+    for way in ways:
         runs = [
             [
                 s
                 for side in seen.values()
                 for s in side["samples"]
-                if (s["way"], s["directions"], s["repetition"]) == key
+                if (s["way"], s["directions"], s["repetition"]) == (way, directions, repetition)
             ]
-            for key in ((way, directions, repetition) for repetition in range(plan.repetitions))
+            for repetition in range(plan.repetitions)
         ]
         every = [_bytes_s(run, payload, plan.omit_s) / 1e6 for run in runs]
         row[f"{way}_mb_s"] = median(every)
         row[f"{way}_mb_s_every"] = every
         gigabytes = payload * directions * plan.repetitions / 1e9
-        row[f"{way}_cpu_s_per_gb"] = {
-            f"{name} {role}": sum(
-                s["cpu_s"][role] for s in seen[name]["samples"] if (s["way"], s["directions"]) == (way, directions)
-            )
-            / gigabytes
+        used = {
+            name: [s["cpu_s"] for s in seen[name]["samples"] if (s["way"], s["directions"]) == (way, directions)]
             for name in NAMES
-            for role in ("leader", "courier")
+        }
+        row[f"{way}_cpu_s_per_gb"] = {
+            f"{name} {role}": sum(seconds[role] for seconds in used[name]) / gigabytes
+            for name in NAMES
+            for role in used[name][0]
         }
         sent = median(sum(s["device_bytes_sent"] for s in run[:1]) for run in runs)
         row[f"{way}_device_bytes_per_payload_byte"] = sent / payload
-    row["share"] = row["link_mb_s"] / row["socket_mb_s"]
+    row["share"] = row[f"{ways[0]}_mb_s"] / row[f"{ways[1]}_mb_s"]
     return row
 
 

@@ -27,7 +27,7 @@ def seen(digest: int = 7) -> dict:
             "steady_bytes_s": None,
             "cpu_s": {"leader": 1.0, "courier": 0.5},
             "device_bytes_sent": 2 * MESSAGE_BYTES,
-            "link_bytes_sent": 2 * (MESSAGE_BYTES + 44) if way == "link" else 0,
+            "framed_bytes_sent": 2 * (MESSAGE_BYTES + 44) if way == "link" else 0,
             "digest": digest,
         }
         for way, seconds in (("socket", 1.0), ("link", 2.0))
