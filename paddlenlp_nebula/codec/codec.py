@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from paddlenlp_nebula.errors import ProtocolError
+
 __all__ = ["Codec", "Float32Vector", "Layout", "State", "Turn"]
 
 Float32Vector: TypeAlias = npt.NDArray[np.float32]
@@ -115,6 +117,17 @@ class Codec(ABC):
     def bound(self, layout: Layout) -> int:
         """Bytes of an encoded bucket at most."""
         return self.estimate(layout)
+
+    def check_size(self, payload: memoryview, layout: Layout) -> None:
+        """For codecs whose payloads have exactly the estimated size.
+
+        Raises:
+            ProtocolError: this one has another.
+        """
+        if payload.nbytes != self.estimate(layout):
+            raise ProtocolError(
+                f"{layout.numel} elements as {self.spec} must be {self.estimate(layout)} bytes, got {payload.nbytes}"
+            )
 
     def compresses(self, layout: Layout) -> bool:
         """Whether there is anything in such a bucket that it can make smaller."""

@@ -15,9 +15,10 @@ from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Tu
 from paddlenlp_nebula.codec.topk import TopK
 from paddlenlp_nebula.errors import ProtocolError
 
-__all__ = ["DeepGradientCompression"]
+__all__ = ["KEPT", "DeepGradientCompression"]
 
-_KEPT = struct.Struct("<H")
+KEPT = struct.Struct("<H")
+"""K, before the payload of top-k."""
 _CHUNK = 4096
 _MOMENTUM = 0.9
 _FIRST_RATIO = 0.25
@@ -84,18 +85,18 @@ class DeepGradientCompression(Codec):
         return cls(ratio, momentum, clip, int(warmup))
 
     def init(self, layout: Layout) -> State:
-        self._topk(1).init(layout)
+        self.topk(1).init(layout)
         return {name: np.zeros(layout.numel, dtype=np.float32) for name in ("velocity", "residual")}
 
     def estimate(self, layout: Layout) -> int:
         """After the warm-up."""
-        return _KEPT.size + self._topk(self._kept(self.warmup + 1)).estimate(layout)
+        return KEPT.size + self.topk(self.kept(self.warmup + 1)).estimate(layout)
 
     def bound(self, layout: Layout) -> int:
         # Mostly that of the first round; a few elements, of which one is sent in any case, take more bits
         # where few are expected.
-        kept = (self._kept(1), self._kept(self.warmup + 1))
-        return _KEPT.size + max(self._topk(number).bound(layout) for number in kept)
+        kept = (self.kept(1), self.kept(self.warmup + 1))
+        return KEPT.size + max(self.topk(number).bound(layout) for number in kept)
 
     def encode(
         self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
@@ -104,8 +105,8 @@ class DeepGradientCompression(Codec):
         velocity *= np.float32(self.momentum)
         velocity += self._clipped(vector)
         residual += velocity
-        kept, left = self._kept(turn.round), np.empty_like(residual)
-        payload = _KEPT.pack(kept) + self._topk(kept).encode(residual, layout, {}, turn, left)
+        kept, left = self.kept(turn.round), np.empty_like(residual)
+        payload = KEPT.pack(kept) + self.topk(kept).encode(residual, layout, {}, turn, left)
         sent = np.flatnonzero(left != residual)
         velocity[sent] = 0.0
         residual[sent] = left[sent]
@@ -114,32 +115,32 @@ class DeepGradientCompression(Codec):
         return memoryview(payload)
 
     def decode(self, payload: memoryview, layout: Layout) -> Float32Vector:
-        topk, rest = self._open(payload, layout)
+        topk, rest = self.open(payload, layout)
         return topk.decode(rest, layout)
 
     def add(self, payload: memoryview, layout: Layout, weight: np.float32, out: Float32Vector) -> None:
-        topk, rest = self._open(payload, layout)
+        topk, rest = self.open(payload, layout)
         topk.add(rest, layout, weight, out)
 
     def take_back(self, payload: memoryview, layout: Layout, state: State) -> None:
         """What was sent returns to the residual; the velocity, there, stays 0."""
         self.add(payload, layout, np.float32(1), state["residual"])
 
-    def _open(self, payload: memoryview, layout: Layout) -> tuple[TopK, memoryview]:
+    def open(self, payload: memoryview, layout: Layout) -> tuple[TopK, memoryview]:
         """The codec of the rest, and the rest."""
         what, most = f"{layout.numel} elements as {self.spec}", self.bound(layout)
-        if not _KEPT.size <= payload.nbytes <= most:
-            raise ProtocolError(f"{what} must be {_KEPT.size} to {most} bytes, got {payload.nbytes}")
-        (kept,) = _KEPT.unpack_from(payload)
-        fewest, first = self._kept(self.warmup + 1), self._kept(1)
+        if not KEPT.size <= payload.nbytes <= most:
+            raise ProtocolError(f"{what} must be {KEPT.size} to {most} bytes, got {payload.nbytes}")
+        (kept,) = KEPT.unpack_from(payload)
+        fewest, first = self.kept(self.warmup + 1), self.kept(1)
         if not fewest <= kept <= first:
             raise ProtocolError(f"{what} must be {fewest} to {first} of each {_CHUNK}, got {kept}")
-        return self._topk(kept), payload[_KEPT.size :]
+        return self.topk(kept), payload[KEPT.size :]
 
-    def _topk(self, kept: int) -> TopK:
+    def topk(self, kept: int) -> TopK:
         return TopK(kept, _CHUNK, "fp32")
 
-    def _kept(self, number: int) -> int:
+    def kept(self, number: int) -> int:
         """K in a round."""
         ratio = self.ratio
         if number <= self.warmup:

@@ -72,21 +72,21 @@ class Values(ABC):
 
 
 class Plain(Values):
-    """A code is the number itself, as a cast gives it."""
+    """A code is the number itself, as ``cast`` gives it."""
 
     def __init__(self, cast: Cast) -> None:
-        self._cast = cast
+        self.cast = cast
         self._word = np.dtype(f"<u{np.dtype(cast.wire).itemsize}")
         self.width = 8 * self._word.itemsize
 
     def encode(self, values: Float32Vector, counts: Counts) -> tuple[bytes, Codes, Float32Vector]:
         layout = Layout.flat(len(values))
-        payload = self._cast.encode(values, layout, {}, _ANY_TURN)
+        payload = self.cast.encode(values, layout, {}, _ANY_TURN)
         codes = np.frombuffer(payload, dtype=self._word).astype(np.uint32)
-        return b"", codes, self._cast.decode(payload, layout)
+        return b"", codes, self.cast.decode(payload, layout)
 
     def decode(self, scales: memoryview, codes: Codes, counts: Counts) -> Float32Vector:
-        values = self._cast.decode(codes.astype(self._word).data.cast("B"), Layout.flat(len(codes)))
+        values = self.cast.decode(codes.astype(self._word).data.cast("B"), Layout.flat(len(codes)))
         if not np.isfinite(values).all():
             raise ValueError("a value that is not finite")
         return values
@@ -98,6 +98,9 @@ class Levels(Values):
     Args:
         width: bits of a code, from 1 to 4.
         unit: the steps are 1/unit, 2/unit, 3/unit, 4/unit, 6/unit ... 256/unit.
+
+    Attributes:
+        ratios: levels over scale, float32, shape (16 steps, levels), ascending.
     """
 
     scale_bytes = 2
@@ -106,13 +109,13 @@ class Levels(Values):
         self.width = width
         # Quotients of whole numbers, rounded once: the same on all hardware, which powers of floats are not.
         ratios = [[(unit + step) ** j / unit**j for j in range(1 << (width - 1))] for step in _STEPS]
-        self._ratios = np.array(ratios, dtype=np.float32)
+        self.ratios = np.array(ratios, dtype=np.float32)
 
     def encode(self, values: Float32Vector, counts: Counts) -> tuple[bytes, Codes, Float32Vector]:
         from paddlenlp_nebula.codec.kernels import levels as kernels
 
         words, codes = np.empty(len(counts), dtype=np.uint16), np.empty(len(values), dtype=np.uint32)
-        kernels.fit(values, counts, self._ratios, words, codes)
+        kernels.fit(values, counts, self.ratios, words, codes)
         scales = words.astype("<u2", copy=False).tobytes()
         return scales, codes, self.decode(memoryview(scales), codes, counts)
 
@@ -122,7 +125,7 @@ class Levels(Values):
         if (scale < _SMALLEST)[words != 0].any():  # some processors take those for zeros, others do not
             raise ValueError("a scale below the normal float32")
         with np.errstate(over="ignore", invalid="ignore"):
-            levels = scale[:, np.newaxis] * self._ratios[words & 15]
+            levels = scale[:, np.newaxis] * self.ratios[words & 15]
         if not np.isfinite(levels).all():
             raise ValueError("a level that is not finite")
         first = np.arange(len(counts)) * levels.shape[1]

@@ -16,16 +16,15 @@ import numpy as np
 
 from paddlenlp_nebula.codec.cast import Bfloat16, Cast, Float32
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
-from paddlenlp_nebula.errors import ProtocolError
 
-__all__ = ["LowRank"]
+__all__ = ["LowRank", "Piece"]
 
 _FORMATS: dict[str, type[Cast]] = {"fp32": Float32, "bf16": Bfloat16}
 _FAINT = 1e-6
 """A direction this much weaker than the strongest is rounding noise of float32."""
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A tensor as a matrix: its first dimension against all others.
 
     Attributes:
@@ -65,8 +64,8 @@ class LowRank(Codec):
 
     def __init__(self, rank: int, factors: str = "fp32") -> None:
         self.rank = rank
-        self._factors = _FORMATS[factors]()
-        self._itemsize = np.dtype(self._factors.wire).itemsize
+        self.factors = _FORMATS[factors]()
+        self._itemsize = np.dtype(self.factors.wire).itemsize
         self.spec = f"lowrank:{rank}" + ("" if factors == "fp32" else f",{factors}")
 
     @classmethod
@@ -79,26 +78,26 @@ class LowRank(Codec):
 
     def compresses(self, layout: Layout) -> bool:
         """Whether any tensor gets smaller: not so for vectors, and for matrices that are small or thin."""
-        return any(piece.rank for piece in self._pieces(layout))
+        return any(piece.rank for piece in self.pieces(layout))
 
     def init(self, layout: Layout) -> State:
         from paddlenlp_nebula.codec.kernels import lowrank  # noqa: F401  compiles it now, not in a round
 
         state: State = {}
-        for piece in self._pieces(layout):
+        for piece in self.pieces(layout):
             if piece.rank:
                 start = np.random.default_rng(piece.number).standard_normal((piece.columns, piece.rank))
                 state[f"q{piece.number}"] = (start / np.linalg.norm(start, axis=0)).astype(np.float32)
         return state
 
     def estimate(self, layout: Layout) -> int:
-        return sum(self._nbytes(piece) for piece in self._pieces(layout))
+        return sum(self._nbytes(piece) for piece in self.pieces(layout))
 
     def encode(
         self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
     ) -> memoryview:
         parts: list[memoryview | bytes] = []
-        for piece in self._pieces(layout):
+        for piece in self.pieces(layout):
             elements = vector[piece.start : piece.stop]
             if piece.rank:
                 matrix = elements.reshape(piece.rows, piece.columns)
@@ -113,35 +112,43 @@ class LowRank(Codec):
     def decode(self, payload: memoryview, layout: Layout) -> Float32Vector:
         from paddlenlp_nebula.codec.kernels.lowrank import product
 
-        if payload.nbytes != self.estimate(layout):
-            raise ProtocolError(
-                f"{layout.numel} elements as {self.spec} must be {self.estimate(layout)} bytes, got {payload.nbytes}"
-            )
         vector = np.empty(layout.numel, dtype=np.float32)
-        at = 0
-        for piece in self._pieces(layout):
-            elements, part = vector[piece.start : piece.stop], payload[at : at + self._nbytes(piece)]
-            at += part.nbytes
+        for piece, first, second in self.split(payload, layout):
+            elements = vector[piece.start : piece.stop]
             if piece.rank:
-                size = piece.rows * piece.rank * self._itemsize
-                p = self._factor(part[:size], piece.rows, piece.rank)
-                q = self._factor(part[size:], piece.rank, piece.columns)
+                p = self._factor(first, piece.rows, piece.rank)
+                q = self._factor(second, piece.rank, piece.columns)
                 product(p, q, elements.reshape(piece.rows, piece.columns))
             else:
-                elements[:] = np.frombuffer(part, dtype="<f4")
+                elements[:] = np.frombuffer(first, dtype="<f4")
         return vector
 
-    def _pieces(self, layout: Layout) -> Iterator[_Piece]:
+    def split(self, payload: memoryview, layout: Layout) -> Iterator[tuple[Piece, memoryview, memoryview]]:
+        """The bytes of each piece: P and Q^T, or its elements and nothing.
+
+        Raises:
+            ProtocolError: as for ``decode``.
+        """
+        self.check_size(payload, layout)
+        at = 0
+        for piece in self.pieces(layout):
+            part = payload[at : at + self._nbytes(piece)]
+            at += part.nbytes
+            size = piece.rows * piece.rank * self._itemsize if piece.rank else part.nbytes
+            yield piece, part[:size], part[size:]
+
+    def pieces(self, layout: Layout) -> Iterator[Piece]:
+        """The tensors of a bucket, in order."""
         start = 0
         for number, shape in enumerate(layout.shapes):
             rows, columns = (shape[0], prod(shape[1:])) if len(shape) >= 2 else (1, prod(shape))
-            factors = _Piece(number, start, rows, columns, min(self.rank, rows, columns))
+            factors = Piece(number, start, rows, columns, min(self.rank, rows, columns))
             dense = factors._replace(rank=0)
             worth_it = len(shape) >= 2 and self._nbytes(factors) < self._nbytes(dense)
             yield factors if worth_it else dense
             start = dense.stop
 
-    def _nbytes(self, piece: _Piece) -> int:
+    def _nbytes(self, piece: Piece) -> int:
         if piece.rank:
             return (piece.rows + piece.columns) * piece.rank * self._itemsize
         return 4 * piece.rows * piece.columns
@@ -170,10 +177,10 @@ class LowRank(Codec):
 
     def _narrow(self, factor: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> memoryview:
         flat = np.ascontiguousarray(factor).reshape(-1)
-        return self._factors.encode(flat, Layout.flat(flat.size), {}, Turn(0, 0, 0))
+        return self.factors.encode(flat, Layout.flat(flat.size), {}, Turn(0, 0, 0))
 
     def _factor(
         self, payload: memoryview, rows: int, columns: int
     ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         # A copy: a payload may start at any address, and belong to a buffer that others write to.
-        return np.array(self._factors.decode(payload, Layout.flat(rows * columns)).reshape(rows, columns))
+        return np.array(self.factors.decode(payload, Layout.flat(rows * columns)).reshape(rows, columns))

@@ -94,7 +94,7 @@ class Quantization(Codec, ABC):
         _kernels().encode(
             vector,
             _NO_ERROR if error is None else error,
-            *self._parts(payload, layout),
+            *self.parts(payload, layout),
             self.block,
             self.bits,
             self.by_mean and not self.stochastic,
@@ -111,15 +111,35 @@ class Quantization(Codec, ABC):
     def add(self, payload: memoryview, layout: Layout, weight: np.float32, out: Float32Vector) -> None:
         self._decode(payload, layout, out, adding=True, weight=weight)
 
-    def _blocks(self, layout: Layout) -> int:
-        return -(-layout.numel // self.block)
+    @property
+    def scale_range(self) -> tuple[np.float32, np.float32]:
+        """The least and the largest scale that is not 0."""
+        limits = np.finfo(np.float32)
+        return limits.tiny, limits.max / np.float32(max(1 << (self.bits - 1), 4))
 
-    def _parts(
+    def parts(
         self, payload: npt.NDArray[np.uint8], layout: Layout
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
         """Scales and codes, as views."""
         end = 4 * self._blocks(layout)
         return payload[:end].view("<f4"), payload[end:]
+
+    def check_scales(self, scales: npt.NDArray[np.float32]) -> None:
+        """Look for a scale that ``encode`` never writes.
+
+        Raises:
+            ProtocolError: there is one.
+        """
+        least, most = self.scale_range
+        (bad,) = np.nonzero(~((scales == 0) | ((scales >= least) & (scales <= most))))
+        if len(bad):
+            raise ProtocolError(
+                f"a scale of {self.spec} must be 0 or from {least:.3g} to {most:.3g}, got {scales[bad[0]]:.3g} "
+                f"in block {bad[0]}"
+            )
+
+    def _blocks(self, layout: Layout) -> int:
+        return -(-layout.numel // self.block)
 
     def _decode(
         self,
@@ -130,21 +150,10 @@ class Quantization(Codec, ABC):
         adding: bool,
         weight: np.float32 = _ONE,
     ) -> None:
-        if payload.nbytes != self.estimate(layout):
-            raise ProtocolError(
-                f"{layout.numel} elements as {self.spec} must be {self.estimate(layout)} bytes, got {payload.nbytes}"
-            )
-        scales, codes = self._parts(np.frombuffer(payload, dtype=np.uint8), layout)
+        self.check_size(payload, layout)
+        scales, codes = self.parts(np.frombuffer(payload, dtype=np.uint8), layout)
         if not _kernels().decode(scales, codes, self.block, self.bits, adding, weight, out):
-            raise self._refusal(scales)
-
-    def _refusal(self, scales: npt.NDArray[np.float32]) -> ProtocolError:
-        least, most = np.finfo(np.float32).tiny, np.finfo(np.float32).max / max(1 << (self.bits - 1), 4)
-        (bad,) = np.nonzero(~((scales == 0) | ((scales >= least) & (scales <= most))))
-        return ProtocolError(
-            f"a scale of {self.spec} must be 0 or from {least:.3g} to {most:.3g}, got {scales[bad[0]]:.3g} "
-            f"in block {bad[0]}"
-        )
+            self.check_scales(scales)
 
 
 class Int8(Quantization):

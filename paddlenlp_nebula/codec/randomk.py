@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,12 @@ from paddlenlp_nebula.codec.cast import Float32
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
 from paddlenlp_nebula.errors import ProtocolError
 
-__all__ = ["RandomK"]
+__all__ = ["SEED", "RandomK"]
 
-_SEED = struct.Struct("<Q")
+SEED = struct.Struct("<Q")
+"""The seed of the choice, before the other codec's payload."""
+
+Vector = TypeVar("Vector")
 
 
 class RandomK(Codec):
@@ -64,21 +68,21 @@ class RandomK(Codec):
     def init(self, layout: Layout) -> State:
         from paddlenlp_nebula.codec.kernels import randomk  # noqa: F401  compiles it now, not in a round
 
-        return self.inner.init(self._chosen(layout))
+        return self.inner.init(self.chosen(layout))
 
     def estimate(self, layout: Layout) -> int:
-        return _SEED.size + self.inner.estimate(self._chosen(layout))
+        return SEED.size + self.inner.estimate(self.chosen(layout))
 
     def bound(self, layout: Layout) -> int:
-        return _SEED.size + self.inner.bound(self._chosen(layout))
+        return SEED.size + self.inner.bound(self.chosen(layout))
 
     def encode(
         self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
     ) -> memoryview:
-        places = self._places(turn.shared_seed, layout)
+        places = self.places(turn.shared_seed, layout)
         values = vector[places]
         rest = None if error is None else values
-        payload = _SEED.pack(turn.shared_seed) + self.inner.encode(values, self._chosen(layout), state, turn, rest)
+        payload = SEED.pack(turn.shared_seed) + self.inner.encode(values, self.chosen(layout), state, turn, rest)
         if error is not None:
             if error is not vector:
                 error[:] = vector
@@ -86,35 +90,39 @@ class RandomK(Codec):
         return memoryview(payload)
 
     def decode(self, payload: memoryview, layout: Layout) -> Float32Vector:
-        places, values = self._open(payload, layout)
+        places, values = self.open(payload, layout, self.inner.decode)
         vector = np.zeros(layout.numel, dtype=np.float32)
         vector[places] = values
         return vector
 
     def add(self, payload: memoryview, layout: Layout, weight: np.float32, out: Float32Vector) -> None:
-        places, values = self._open(payload, layout)
+        places, values = self.open(payload, layout, self.inner.decode)
         out[places] += weight * values
 
-    def _open(self, payload: memoryview, layout: Layout) -> tuple[npt.NDArray[np.int64], Float32Vector]:
-        """The places and values of the chosen elements."""
-        least = _SEED.size
+    def open(
+        self, payload: memoryview, layout: Layout, decode: Callable[[memoryview, Layout], Vector]
+    ) -> tuple[npt.NDArray[np.int64], Vector]:
+        """The places of the chosen elements, and what ``decode`` makes of the other codec's payload."""
+        least = SEED.size
         if payload.nbytes < least:
             raise ProtocolError(
                 f"{layout.numel} elements as {self.spec} must be at least {least} bytes, got {payload.nbytes}"
             )
         try:
-            values = self.inner.decode(payload[least:], self._chosen(layout))
+            values = decode(payload[least:], self.chosen(layout))
         except ProtocolError as error:
             raise ProtocolError(f"{layout.numel} elements as {self.spec}, after {least} bytes: {error}") from error
-        return self._places(_SEED.unpack_from(payload)[0], layout), values
+        return self.places(SEED.unpack_from(payload)[0], layout), values
 
-    def _chosen(self, layout: Layout) -> Layout:
+    def chosen(self, layout: Layout) -> Layout:
+        """What the other codec sees."""
         share = Fraction(repr(self.fraction))  # the decimal number that was asked for, without its rounding
         return Layout.flat(-(-layout.numel * share.numerator // share.denominator))
 
-    def _places(self, seed: int, layout: Layout) -> npt.NDArray[np.int64]:
+    def places(self, seed: int, layout: Layout) -> npt.NDArray[np.int64]:
+        """Where the chosen elements are, in ascending order."""
         from paddlenlp_nebula.codec.kernels.randomk import choose
 
-        places = np.empty(self._chosen(layout).numel, dtype=np.int64)
+        places = np.empty(self.chosen(layout).numel, dtype=np.int64)
         choose(np.uint64(seed), np.uint64(layout.numel), places)
         return places

@@ -40,12 +40,16 @@ class TopK(Codec):
         chunk: CHUNK, at most 65536; cut regardless of where tensors begin.
         values: a name in `VALUES`. With fp16, magnitudes below 3e-8 travel as zeros and stay in the
             error; the formats of 1 to 4 bits have the range of float32.
+
+    Attributes:
+        kept, chunk: as given.
+        values: the format.
     """
 
     grammar = f"topk:K/CHUNK[,{'|'.join(VALUES)}]"
 
     def __init__(self, kept: int, chunk: int, values: str = "fp16") -> None:
-        self._kept, self._chunk, self._values = kept, chunk, VALUES[values]
+        self.kept, self.chunk, self.values = kept, chunk, VALUES[values]
         self.spec = f"topk:{kept}/{chunk}" + ("" if values == "fp16" else f",{values}")
 
     @classmethod
@@ -63,26 +67,26 @@ class TopK(Codec):
         return {}
 
     def estimate(self, layout: Layout) -> int:
-        grid = self._grid(layout)
-        return self._scale_bytes(grid) + ceil(grid.expected_bits(self._values.width) / 8)
+        grid = self.grid(layout)
+        return self._scale_bytes(grid) + ceil(grid.expected_bits(self.values.width) / 8)
 
     def bound(self, layout: Layout) -> int:
-        grid = self._grid(layout)
-        return self._scale_bytes(grid) + ceil(grid.most_bits(self._values.width) / 8)
+        grid = self.grid(layout)
+        return self._scale_bytes(grid) + ceil(grid.most_bits(self.values.width) / 8)
 
     def encode(
         self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
     ) -> memoryview:
         from paddlenlp_nebula.codec.kernels import topk as kernels
 
-        grid = self._grid(layout)
+        grid = self.grid(layout)
         positions = np.empty(grid.capacity, dtype=np.int64)
         values = np.empty(grid.capacity, dtype=np.float32)
         counts = np.empty(grid.chunks, dtype=np.int32)
-        total = kernels.select(vector, self._kept, self._chunk, positions, values, counts)
+        total = kernels.select(vector, self.kept, self.chunk, positions, values, counts)
         entries, values = Entries(positions[:total], counts), values[:total]
-        scales, codes, decoded = self._values.encode(values, counts)
-        stream = pack(entries, codes, self._values.width, grid)
+        scales, codes, decoded = self.values.encode(values, counts)
+        stream = pack(entries, codes, self.values.width, grid)
         if error is not None:
             if error is not vector:
                 np.copyto(error, vector)
@@ -90,31 +94,36 @@ class TopK(Codec):
         return memoryview(b"".join((scales, stream)))
 
     def decode(self, payload: memoryview, layout: Layout) -> Float32Vector:
-        positions, values = self._parse(payload, layout)
+        positions, values = self.entries(payload, layout)
         out = np.zeros(layout.numel, dtype=np.float32)
         out[positions] = values
         return out
 
     def add(self, payload: memoryview, layout: Layout, weight: np.float32, out: Float32Vector) -> None:
         """As `Codec.add`, but that a zero of ``out`` keeps its sign where nothing was sent."""
-        positions, values = self._parse(payload, layout)
+        positions, values = self.entries(payload, layout)
         out[positions] += weight * values
 
-    def _grid(self, layout: Layout) -> Grid:
-        return Grid(layout.numel, self._kept, self._chunk)
+    def grid(self, layout: Layout) -> Grid:
+        """How a vector is cut, and how many entries it may have."""
+        return Grid(layout.numel, self.kept, self.chunk)
 
     def _scale_bytes(self, grid: Grid) -> int:
-        return grid.chunks * self._values.scale_bytes
+        return grid.chunks * self.values.scale_bytes
 
-    def _parse(self, payload: memoryview, layout: Layout) -> tuple[npt.NDArray[np.int64], Float32Vector]:
-        """Positions and values of the elements that were sent."""
-        grid = self._grid(layout)
+    def entries(self, payload: memoryview, layout: Layout) -> tuple[npt.NDArray[np.int64], Float32Vector]:
+        """Positions, ascending, and values of the elements that were sent.
+
+        Raises:
+            ProtocolError: as for ``decode``.
+        """
+        grid = self.grid(layout)
         scale_bytes = self._scale_bytes(grid)
         try:
             if payload.nbytes < scale_bytes:
                 raise ValueError(f"fewer than their {scale_bytes} bytes of scales")
-            entries, codes = unpack(payload[scale_bytes:], self._values.width, grid)
-            return entries.positions, self._values.decode(payload[:scale_bytes], codes, entries.counts)
+            entries, codes = unpack(payload[scale_bytes:], self.values.width, grid)
+            return entries.positions, self.values.decode(payload[:scale_bytes], codes, entries.counts)
         except ValueError as error:
             raise ProtocolError(
                 f"{layout.numel} elements as {self.spec} must be scales and a stream of codes, got {payload.nbytes} "
