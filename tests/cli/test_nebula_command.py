@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 from click.testing import CliRunner
@@ -17,9 +17,10 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def test_help_is_instant_and_lists_every_command() -> None:
-    started = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "paddlenlp_nebula.cli", "--help"], capture_output=True, text=True)
-    assert time.monotonic() - started < 2  # about 0.1 s where nobody else uses the machine
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # its computing, whoever else uses the machine: about 0.1 s
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
     assert done.returncode == 0
     for word in ("Train:", "run", "launch", "validate", "doctor", "data", "bench"):
         assert word in done.stdout

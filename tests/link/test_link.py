@@ -69,7 +69,9 @@ def test_all_gather_produces_early_but_no_more_than_there_is_room_for() -> None:
             return memoryview(bytes(900))
 
         if link.cluster == "birch":
-            time.sleep(0.3)  # so long amber is alone
+            while produced["amber"] < 4:
+                time.sleep(0.01)
+            time.sleep(0.1)  # amber is still alone
         early = produced["amber"]
         assert sum(len(payload) for _, _, payload in all_gather(link, Kind.BUCKET, 1, 40, produce)) == 2 * 40 * 900
         link.flush()
@@ -149,7 +151,7 @@ def test_a_ping_is_answered_while_waiting_for_somebody_else() -> None:
 
     outcomes = at_once({"amber": wait_for_birch, "cedar": measure})
     assert outcomes["amber"] is None
-    assert 0 < outcomes["cedar"] < 1
+    assert 0 < outcomes["cedar"] < 5  # seconds after which it would have given amber up
 
 
 # Waiting
@@ -171,20 +173,21 @@ def test_a_silent_peer_is_waited_for_no_longer_than_agreed(wait: Callable[[Link]
     start = time.monotonic()
     with pytest.raises(PeerLost, match=rf"cluster 'birch' is gone: it {did} for 0.4 s \(sync_timeout_s\)"):
         wait(amber)
-    assert 0.4 <= time.monotonic() - start < 0.9
+    taken_s = time.monotonic() - start
+    assert 0.4 <= taken_s < 10
     assert len(ticks) >= 2
-    assert amber.seconds_waiting == pytest.approx(0.4, abs=0.2)
+    assert 0.2 <= amber.seconds_waiting <= taken_s
     assert list(amber.departures()) == ["birch"]
 
 
 def test_a_slow_peer_is_waited_for_as_long_as_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    amber, birch = meet("amber", "birch", timeout_s=0.4, chunk_bytes=128, chunks=1).values()
+    amber, birch = meet("amber", "birch", timeout_s=1.5, chunk_bytes=128, chunks=1).values()
     channel = birch._streams["amber"].channel
     reserve, chunks = channel.reserve, [time.monotonic()]
 
     def slowly() -> memoryview | None:
-        """A chunk every 0.1 s at most."""
-        if time.monotonic() - chunks[-1] < 0.1 or (chunk := reserve()) is None:
+        """A chunk every 0.2 s at most."""
+        if time.monotonic() - chunks[-1] < 0.2 or (chunk := reserve()) is None:
             return None
         chunks.append(time.monotonic())
         return chunk
@@ -202,12 +205,12 @@ def test_a_slow_peer_is_waited_for_as_long_as_it_sends(monkeypatch: pytest.Monke
     monkeypatch.setattr(channel, "reserve", slowly)
     start = time.monotonic()
     assert at_once({"birch": trickle, "amber": receive})["amber"] == 1280
-    assert time.monotonic() - start > 0.8
+    assert time.monotonic() - start > 1.5
 
 
 def test_who_waits_for_another_shows_that_it_is_alive() -> None:
     """Cedar stops after its last word to amber but before that to birch: amber must not give up birch."""
-    amber, birch, cedar = meet(*NAMES[:3], timeout_s=1.0).values()
+    amber, birch, cedar = meet(*NAMES[:3], timeout_s=2.0).values()
     cedar.post(Kind.END, to=["amber"])
 
     def at_amber() -> None:
@@ -218,7 +221,7 @@ def test_who_waits_for_another_shows_that_it_is_alive() -> None:
     def at_birch() -> str:
         with pytest.raises(PeerLost) as lost, birch.receive("cedar", Kind.END):
             pass
-        time.sleep(0.3)
+        time.sleep(0.6)
         birch.post(Kind.END)
         return lost.value.peer
 
@@ -251,12 +254,12 @@ def test_a_goodbye_reaches_the_others_with_its_reason(deliberate: bool) -> None:
 
 
 def test_a_deliberate_end_does_not_wait_for_those_who_also_left() -> None:
-    links = meet(*NAMES)
+    links = meet(*NAMES, timeout_s=20.0)
     start = time.monotonic()
     everyone(
         links, lambda link: (link.leave("its training is complete", deliberate=True), link.leave("x", deliberate=True))
     )
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5  # the linger of a single one
 
 
 def test_departures_are_known_without_waiting() -> None:

@@ -124,11 +124,11 @@ def test_one_is_lost_at_any_stage(members: int, manner: str) -> None:
 @pytest.mark.parametrize("action", [1, 2, 3, 8, 11, 14, 15, 16])
 def test_one_falls_silent_at_any_stage(action: int) -> None:
     """Nothing closes: only the wait tells, and nobody takes those who wait too for dead."""
-    links = meet(*NAMES[:3], timeout_s=0.5)
+    links = meet(*NAMES[:3], timeout_s=1.5)
     dies_at(links["birch"], action, MANNERS["stopped"])
     start = time.monotonic()
     assert survivors_of(links, "birch")["members"] == ("amber", "cedar")
-    assert 0.5 <= time.monotonic() - start < 2.5
+    assert 1.5 <= time.monotonic() - start < 15
 
 
 @pytest.mark.timeout(60)
