@@ -47,7 +47,7 @@ class Cast(Codec):
         self.check_size(payload, layout)
         return self._widen(np.frombuffer(payload, dtype=self.wire))
 
-    def check_range(self, numbers: np.ndarray[tuple[int], np.dtype[np.generic]], largest: Callable[[], float]) -> None:
+    def check_range(self, numbers: npt.NDArray[Any], largest: Callable[[], float]) -> None:
         """Look for numbers on the wire that became infinite.
 
         Args:
@@ -96,7 +96,7 @@ class Float16(Cast):
     grammar = "fp16"
     wire = "<f2"
 
-    def check_range(self, numbers: np.ndarray[tuple[int], np.dtype[np.generic]], largest: Callable[[], float]) -> None:
+    def check_range(self, numbers: npt.NDArray[Any], largest: Callable[[], float]) -> None:
         if not np.isfinite(numbers).all():
             raise OverflowError(f"its largest magnitude {largest():g} exceeds fp16's 65504: use bf16")
 
@@ -116,7 +116,7 @@ class Bfloat16(Cast):
     grammar = "bf16"
     wire = "<u2"
 
-    def check_range(self, numbers: np.ndarray[tuple[int], np.dtype[np.generic]], largest: Callable[[], float]) -> None:
+    def check_range(self, numbers: npt.NDArray[Any], largest: Callable[[], float]) -> None:
         if ((numbers & 0x7F80) == 0x7F80).any():  # a value within half a unit of float32's largest
             raise OverflowError(f"its largest magnitude {largest():g} rounds to infinity in bf16: use fp32")
 
