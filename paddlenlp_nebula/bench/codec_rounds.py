@@ -76,7 +76,7 @@ def group_of(spec: str) -> tuple[list[Contender], list[dict[str, str]]]:
 def compare(
     contenders: list[Contender], source: Float32Vector, parameters: int, plan: CodecPlan
 ) -> Iterator[dict[str, Any]]:
-    """A row for each contender; their rounds, and copies of the same buffer, take turns.
+    """A row for each contender; their rounds, and copies of the same buffer, take turns, another one first each time.
 
     Args:
         contenders: all of them keep their states at the same time.
@@ -95,10 +95,12 @@ def compare(
     for contender, own in zip(contenders, layouts, strict=True):
         contender.start(own)
     start = time.perf_counter()
+    entries = list(zip(contenders, layouts, rounds, strict=True))
     while len(copies) < plan.repetitions or time.perf_counter() - start < plan.least_s * len(contenders):
         number = len(copies) + 1
         vector = vector_for(number, source, parameters)
-        for contender, own, taken in zip(contenders, layouts, rounds, strict=True):
+        first = number % len(entries)
+        for contender, own, taken in entries[first:] + entries[:first]:
             taken.append(one_round(contender, own, vector, out, number))
         before = time.process_time()
         np.copyto(out, vector)
