@@ -204,7 +204,11 @@ class NebulaArguments:
     def _codec_problems(self) -> list[str]:
         found: list[str] = []
         try:
-            codec_from_spec(self.sync_codec)
+            if codec_from_spec(self.sync_codec).for_gradients and self.sync_strategy != "every_step":
+                found.append(
+                    f"sync_codec={self.sync_codec!r} accumulates gradients with a momentum of its own, so it needs "
+                    f"sync_strategy='every_step', got {self.sync_strategy!r}: topk compresses changes of parameters"
+                )
         except ConfigurationError as error:
             found += error.problems
         try:

@@ -87,6 +87,13 @@ def complete_gradients(optimizer: Any, local: LocalGroup) -> None:
             local.broadcast_tensor(gradient(parameter), owner)
 
 
+def innermost(optimizer: Any) -> Any:
+    """The optimizer inside all wrappers."""
+    while (inner := vars(optimizer).get("_inner_opt")) is not None:
+        optimizer = inner
+    return optimizer
+
+
 def owners(optimizer: Any) -> dict[int, list[Tensor]] | None:
     """rank -> the parameters whose gradients it owns, under sharding stage 1; else None."""
     while optimizer is not None:

@@ -117,6 +117,10 @@ def test_each_problem_is_a_sentence(field: str, value: Any, sentence: str) -> No
             {"sync_strategy": "local_steps", "sync_fragments": 7},
             "sync_fragments must divide a fixed sync_every, .*, got 7 and 30",
         ),
+        (
+            {"sync_strategy": "local_steps", "sync_codec": "dgc:0.01"},
+            "sync_codec='dgc:0.01' accumulates gradients with a momentum of its own, so it needs sync_strategy='every_step'",
+        ),
         ({"sync_outer": "sgd"}, "sync_outer acts only with sync_strategy='local_steps', got 'sgd'"),
         ({"sync_fragments": 2}, "sync_fragments acts only with sync_strategy='local_steps', got 2"),
         ({"sync_lora_merge": "product"}, "sync_lora_merge='product' acts only with sync_strategy='local_steps'"),

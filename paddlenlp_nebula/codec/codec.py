@@ -89,6 +89,7 @@ class Codec(ABC):
         whole_tensors: whether it looks at matrices, so that no bucket may cut a tensor.
         own_feedback: whether what it does not send stays in its own state, so that error feedback
             around it would count that twice.
+        for_gradients: whether it takes over the optimizer's momentum, which makes sense for gradients only.
     """
 
     grammar: ClassVar[str]
@@ -96,6 +97,7 @@ class Codec(ABC):
     lossless: bool = False
     whole_tensors: bool = False
     own_feedback: bool = False
+    for_gradients: bool = False
 
     @classmethod
     @abstractmethod

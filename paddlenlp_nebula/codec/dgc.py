@@ -52,6 +52,7 @@ class DeepGradientCompression(Codec):
 
     grammar = "dgc:RATIO[,momentum=0.9][,clip=C][,warmup=ROUNDS]"
     own_feedback = True
+    for_gradients = True
 
     def __init__(self, ratio: float, momentum: float = _MOMENTUM, clip: float = inf, warmup: int = 0) -> None:
         self.ratio, self.momentum, self.clip, self.warmup = ratio, momentum, clip, warmup

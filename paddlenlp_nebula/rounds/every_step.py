@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_nebula.checkpoint import Arrays
-from paddlenlp_nebula.hybrid import complete_gradients
+from paddlenlp_nebula.hybrid import complete_gradients, innermost
 from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for
 from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
 from paddlenlp_nebula.strategy.exchange import Exchange
@@ -19,7 +19,15 @@ class EveryStepRounds(Rounds):
     """`EveryStep`: the members' gradients are averaged before each optimizer step."""
 
     def lead(self) -> None:
-        self._leader = EveryStep(Exchange(self._selection, codec_for(self._arguments), self._run.party))
+        codec = codec_for(self._arguments)
+        optimizer = type(innermost(self._optimizer)).__name__
+        if codec.for_gradients and optimizer != "SGD":
+            self._run.degrade(
+                f"sync_codec={codec.spec!r} brings the momentum of plain SGD, and the optimizer is {optimizer}: use "
+                "paddle.optimizer.SGD, or another codec",
+                once=True,
+            )
+        self._leader = EveryStep(Exchange(self._selection, codec, self._run.party))
 
     def before_step(self, step: Step) -> None:
         run = self._run
