@@ -145,7 +145,11 @@ def test_an_evaluation_is_an_exchange_that_the_next_checkpoint_knows_of(members)
     exposed = west.callback.ledger.seconds_exposed
     metrics = [{"eval_loss": 1.0, "eval_runtime": 5.0}, {"eval_loss": 3.0, "eval_runtime": 7.0}]
 
+    waiting = threading.Event()
+    west.callback._run._link.on_wait = waiting.set
+
     def evaluate_late():
+        waiting.wait(20)
         time.sleep(0.3)
         east.event("on_evaluate", metrics=metrics[1])
 

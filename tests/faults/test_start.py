@@ -34,7 +34,7 @@ def test_the_other_is_not_started(stage: Stage, tmp_path: Path, book: Book) -> N
         assert west.wait(30) == 1
         assert east.wait(30) == 1
         seconds = max(west.last_word_at(), east.last_word_at()) - began
-        assert 4 < seconds < 8
+        assert 4 < seconds < 20
         assert "NebulaError: cluster 'west' waited 5 s (sync_timeout_s) at the door '10.77.0.2:" in last_line(west)
         assert "for 'east', which never knocked" in last_line(west)
         assert "NebulaError: cluster 'east' looked for cluster 'west' at rendezvous='10.77.0.2:" in last_line(east)
@@ -64,7 +64,7 @@ def test_mismatch(stage: Stage, tmp_path: Path, book: Book, east: tuple[str, ...
             assert "HandshakeError" in last_line(job), job.tail()
             assert words in last_line(job)
         seconds = max(job.last_word_at() for job in jobs) - began
-        assert seconds < 10
+        assert seconds < 25
         assert last_line(jobs[0]) == last_line(jobs[1])
         nothing_left(*jobs)
         book.note(

