@@ -165,6 +165,13 @@ def test_ones_after_the_last_code_are_refused() -> None:
         unpack(memoryview(stream), 2, grid)
 
 
+def test_a_number_of_entries_that_is_cut_off_is_refused() -> None:
+    grid = Grid(4096, 4000, 4096)
+    assert bytes(pack(entries_of([], grid), random_codes(0, 2), 2, grid)) == b"\x01\x00"  # 1 + 12 bits
+    with pytest.raises(ValueError, match="ends early"):
+        unpack(memoryview(b"\x01"), 2, grid)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -172,6 +179,7 @@ def test_ones_after_the_last_code_are_refused() -> None:
         "1" + "11",  # "three" is said by a zero
         "0" + "0" * 12 + "1" + "0" * 20,  # the first position is 24
         "0" + "1000" * 2 + "00000" + "1000",  # the third is 12
+        "1" + "10" + "00001" + "1" + "00",  # the only one is 9
         "0" * 500,
         "0" * 500 + "1" * 500,
         "0" + "1" * 12 + "1",  # nine elements have no second chunk
@@ -180,6 +188,12 @@ def test_ones_after_the_last_code_are_refused() -> None:
 def test_numbers_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"ends early|after its last"):
         unpack(memoryview(in_bytes(text)), 2, Grid(9, 3, 9))
+
+
+def test_the_last_position_is_accepted() -> None:
+    assert unpack(memoryview(in_bytes("1" + "10" + "00001" + "0" + "00")), 2, Grid(9, 3, 9))[0].positions.tolist() == [
+        8
+    ]
 
 
 @settings(deadline=None)

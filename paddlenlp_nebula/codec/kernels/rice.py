@@ -117,7 +117,7 @@ def unpack(
             size = _bits_of(most - 1)
             count = np.int64((window >> np.uint64(1)) & np.uint64((1 << size) - 1))
             at += size
-            if count >= most:
+            if at > bits or count >= most:
                 return -1
         counts[b] = count
         after = start
