@@ -8,9 +8,9 @@ import numpy as np
 
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
 
-__all__ = ["ErrorFeedback"]
+__all__ = ["RESIDUAL", "ErrorFeedback"]
 
-_RESIDUAL = "residual"
+RESIDUAL = "residual"
 
 
 class ErrorFeedback(Codec):
@@ -50,8 +50,8 @@ class ErrorFeedback(Codec):
 
     def init(self, layout: Layout) -> State:
         inner = self.codec.init(layout)
-        assert _RESIDUAL not in inner, f"{self.spec} has a {_RESIDUAL} of its own"
-        return {_RESIDUAL: np.zeros(layout.numel, dtype=np.float32), **inner}
+        assert RESIDUAL not in inner, f"{self.spec} has a {RESIDUAL} of its own"
+        return {RESIDUAL: np.zeros(layout.numel, dtype=np.float32), **inner}
 
     def estimate(self, layout: Layout) -> int:
         return self.codec.estimate(layout)
@@ -65,7 +65,7 @@ class ErrorFeedback(Codec):
     def encode(
         self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
     ) -> memoryview:
-        residual = state[_RESIDUAL]
+        residual = state[RESIDUAL]
         if self.decay != 1:
             residual *= np.float32(self.decay)
         residual += vector
@@ -81,12 +81,12 @@ class ErrorFeedback(Codec):
         self.codec.add(payload, layout, weight, out)
 
     def unsent(self, state: State) -> Float32Vector | None:
-        return state[_RESIDUAL]
+        return state[RESIDUAL]
 
     def take_back(self, payload: memoryview, layout: Layout, state: State) -> None:
-        self.codec.add(payload, layout, np.float32(1), state[_RESIDUAL])
+        self.codec.add(payload, layout, np.float32(1), state[RESIDUAL])
         self.codec.take_back(payload, layout, _inner(state))
 
 
 def _inner(state: State) -> State:
-    return {name: array for name, array in state.items() if name != _RESIDUAL}
+    return {name: array for name, array in state.items() if name != RESIDUAL}

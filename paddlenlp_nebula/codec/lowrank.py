@@ -17,10 +17,10 @@ import numpy as np
 from paddlenlp_nebula.codec.cast import Bfloat16, Cast, Float32
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
 
-__all__ = ["LowRank", "Piece"]
+__all__ = ["FAINT", "LowRank", "Piece"]
 
 _FORMATS: dict[str, type[Cast]] = {"fp32": Float32, "bf16": Bfloat16}
-_FAINT = 1e-6
+FAINT = 1e-6
 """A direction this much weaker than the strongest is rounding noise of float32."""
 
 
@@ -171,7 +171,7 @@ class LowRank(Codec):
             )
         lengths = np.linalg.norm(q.astype(np.float64), axis=0)
         # Where the matrix had nothing there is nothing to learn: the old direction may meet something next time.
-        found = lengths > _FAINT * lengths.max()
+        found = lengths > FAINT * lengths.max()
         start[:, found] = q[:, found] / lengths[found]
         return [p, self._narrow(q.T)]
 
