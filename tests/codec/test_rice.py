@@ -176,7 +176,7 @@ def test_a_number_of_entries_that_is_cut_off_is_refused() -> None:
     "text",
     [
         "0" + "1000",  # a second and a third entry are missing
-        "1" + "11",  # "three" is said by a zero
+        "1" + "11" + "1000" * 3,  # "three" is said by a zero
         "0" + "0" * 12 + "1" + "0" * 20,  # the first position is 24
         "0" + "1000" * 2 + "00000" + "1000",  # the third is 12
         "1" + "10" + "00001" + "1" + "00",  # the only one is 9
