@@ -22,7 +22,7 @@ from paddlenlp_nebula.bench.contenders import WEIGHT, Contender, Own, matrices, 
 from paddlenlp_nebula.cli.main import main
 from paddlenlp_nebula.codec.codec import Layout, Turn
 from paddlenlp_nebula.codec.feedback import ErrorFeedback
-from paddlenlp_nebula.codec.registry import codec_from_spec
+from paddlenlp_nebula.codec.registry import CODECS, codec_from_spec
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -323,6 +323,35 @@ def test_the_script_writes_a_result(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     check(json.loads(output.read_text()), {300_000})
+
+
+def test_the_committed_result_has_all_rows() -> None:
+    committed = json.loads((ROOT / "benchmarks" / "results" / "codecs.json").read_text())
+    check(committed, {1_000_000, 16_000_000, 100_000_000})
+    assert committed["command"] == "python benchmarks/codecs.py"
+    assert committed["not_measured"] == []
+    assert all(entry["value"] is not None for entry in committed["targets"])
+
+
+def test_the_page_states_the_committed_figures() -> None:
+    """Its table at 16 million parameters, and its targets."""
+    page = (ROOT / "docs" / "codecs.md").read_text()
+    committed = json.loads((ROOT / "benchmarks" / "results" / "codecs.json").read_text())
+    rows = {(row["codec"], row["error_feedback"]): row for row in committed["rows"] if row["parameters"] == 16_000_000}
+    cells = [[cell.strip(" `") for cell in line.split(" | ")] for line in page.splitlines()]
+    stated = {line[0].strip("| `"): line[1:5] for line in cells if len(line) == 6}
+    for spec in SPECS:
+        codec = codec_from_spec(spec)
+        row, (grammar, nbytes, encode, decode) = rows[codec.spec, spec != "fp32"], stated[spec]
+        assert grammar.replace("\\|", "|") == CODECS[spec.partition(":")[0]].grammar
+        assert nbytes == f"{row['bytes_per_parameter']:.4g}"
+        assert encode == ("no copy" if spec == "fp32" else f"{row['encode_gb_s']:.2f}")
+        assert decode == f"{row['decode_gb_s']:.2f}"
+    assert all(codec.grammar.replace("|", "\\|") in page for codec in CODECS.values())
+    for entry in committed["targets"]:
+        verdict = {True: "met", False: "**missed**", None: ""}[entry["met"]]
+        value = f"{entry['value']:.4g} {entry['unit']}, {entry['at']}"
+        assert f"| {entry['name']} | {value} | {entry['target']} | {verdict} |" in page
 
 
 def check(result: dict[str, Any], sizes: set[int]) -> None:
