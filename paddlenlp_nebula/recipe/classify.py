@@ -13,6 +13,7 @@ from paddlenlp_nebula.data.sections import Example, read_examples
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.encoder import Encoder, load_encoder
+from paddlenlp_nebula.recipe.trainers import make_trainer
 
 if TYPE_CHECKING:
     from paddlenlp_nebula.arguments import NebulaArguments
@@ -198,26 +199,13 @@ def _make_trainer(
     model: Any, training: Any, nebula: NebulaArguments, alone: bool, tokenizer: Any, train: Any, dev: Any
 ) -> Any:
     from paddlenlp.data import DataCollatorWithPadding
+    from paddlenlp.trainer import Trainer
 
-    common = {
-        "model": model,
-        "args": training,
-        "data_collator": DataCollatorWithPadding(tokenizer),
-        "eval_dataset": dev,
-        "tokenizer": tokenizer,
-        "compute_metrics": _accuracy,
-    }
-    if alone:
-        from paddlenlp.trainer import Trainer
-
-        from paddlenlp_nebula.recipe.solo import SoloReport
-        from paddlenlp_nebula.sharding import shard_dataset
-
-        part = shard_dataset(train, nebula.cluster_index, len(nebula.cluster_names), training.seed)
-        return Trainer(train_dataset=part, callbacks=[SoloReport(nebula.cluster_name)], **common)
-    from paddlenlp_nebula.trainer import NebulaTrainer
-
-    return NebulaTrainer(train_dataset=train, nebula_args=nebula, **common)
+    return make_trainer(
+        Trainer, nebula, alone, train,
+        model=model, args=training, data_collator=DataCollatorWithPadding(tokenizer), eval_dataset=dev,
+        tokenizer=tokenizer, compute_metrics=_accuracy,
+    )  # fmt: skip
 
 
 def _accuracy(predictions: Any) -> dict[str, float]:

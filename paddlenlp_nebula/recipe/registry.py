@@ -52,6 +52,11 @@ RECIPES = {
             "paddlenlp_nebula.recipe.classify",
         ),
         Recipe(
+            "pretrain",
+            "pre-train a small causal language model on bytes of text",
+            "paddlenlp_nebula.recipe.pretrain",
+        ),
+        Recipe(
             "sft",
             "supervised fine-tuning from a PaddleNLP user's own flat JSON file",
             "paddlenlp_nebula.recipe.sft",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.sft_data import make_dataset
 from paddlenlp_nebula.recipe.sft_model import add_adapters, load_model, load_tokenizer
+from paddlenlp_nebula.recipe.trainers import make_trainer
 
 if TYPE_CHECKING:
     from paddlenlp_nebula.arguments import NebulaArguments
@@ -96,16 +97,4 @@ def _make_trainer(
         "compute_metrics": compute_metrics,
         "data_args": data_args,
     }
-    if alone:
-        from paddlenlp_nebula.recipe.solo import SoloReport
-        from paddlenlp_nebula.sharding import shard_dataset
-
-        part = shard_dataset(train, nebula.cluster_index, len(nebula.cluster_names), training.seed)
-        return SFTTrainer(train_dataset=part, callbacks=[SoloReport(nebula.cluster_name)], **common)
-
-    from paddlenlp_nebula.trainer import NebulaTrainerMixin
-
-    class NebulaSFTTrainer(NebulaTrainerMixin, SFTTrainer):
-        """PaddleNLP's SFTTrainer, training together with other clusters."""
-
-    return NebulaSFTTrainer(train_dataset=train, nebula_args=nebula, **common)
+    return make_trainer(SFTTrainer, nebula, alone, train, **common)

@@ -12,7 +12,7 @@ from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.data import minilm
 from paddlenlp_nebula.data.clients import DataUnavailable
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
-from paddlenlp_nebula.recipe import classify, encoder
+from paddlenlp_nebula.recipe import encoder
 from paddlenlp_nebula.recipe.classify import ClassifyArguments, find_data, run
 from paddlenlp_nebula.recipe.device import refuse_precision, use_device
 from paddlenlp_nebula.recipe.encoder import make_vocabulary
@@ -158,21 +158,6 @@ def test_half_precision_without_kernels_is_one_sentence(
     else:
         with pytest.raises(ConfigurationError, match=said):
             refuse_precision(training)
-
-
-def test_the_shipped_recipe_explains_every_key() -> None:
-    lines = (SAMPLE.parents[1] / "finetune_lora.yaml").read_text().splitlines()
-    keys = [line for line in lines if line and not line.startswith("#")]
-    assert len(keys) > 20
-    assert [line for line in keys if "  # " not in line] == []
-
-
-def test_every_field_is_explained() -> None:
-    import dataclasses
-
-    for field in dataclasses.fields(ClassifyArguments):
-        assert len(field.metadata["help"]) > 20
-    assert [cls.__name__ for cls in classify.argument_classes()] == ["TrainingArguments", "ClassifyArguments"]
 
 
 def test_the_vocabulary_depends_on_the_texts_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.recipe.config import convert, load_configuration
-from paddlenlp_nebula.recipe.registry import RECIPES
+from paddlenlp_nebula.recipe.registry import RECIPES, Recipe
 from paddlenlp_nebula.recipe.source import find_recipe, read_overrides, read_recipe, shipped_recipes
 
 pytestmark = pytest.mark.timeout(120)
@@ -195,13 +196,13 @@ def test_all_problems_come_together(tmp_path: Path, classes: tuple[type, ...]) -
         ("a.yaml", "a: 1\n b: 2\n", "is not valid YAML: line 2, column 3: mapping values are not allowed here"),
         ("a.json", "[1]", "must be a mapping of keys to values, got a list"),
         ("a.json", "{", "is not valid JSON"),
-        ("a.yaml", "recipe: clasify", "recipe must be 'classify' or 'sft', got 'clasify' (line 1 of a.yaml)"),
-        ("a.yaml", "recipe: [classify]", "recipe must be 'classify' or 'sft', got ['classify'] (line 1 of a.yaml)"),
+        ("a.yaml", "recipe: clasify", "recipe must be 'classify' or 'pretrain' or 'sft', got 'clasify' (line 1 of a.yaml)"),
+        ("a.yaml", "recipe: [classify]", "recipe must be 'classify' or 'pretrain' or 'sft', got ['classify'] (line 1 of a.yaml)"),
         ("a.yaml", "recipe: clasify\n? [a, b]\n: 1", "keys are plain words, got ['a', 'b'] in line 2 of a.yaml"),
         ("a.yaml", "max_steps: 5\0", "is not valid YAML: unacceptable character #x0000"),
         ("a.yaml", "[" * 5000, "a.yaml must be flat, got values nested without end"),
         ("a.json", '{"a":' + "[" * 200000, "a.json must be flat, got values nested without end"),
-        ("a.json", '\ufeff{"recipe": "clasify"}', "recipe must be 'classify' or 'sft', got 'clasify' (in a.json)"),
+        ("a.json", '\ufeff{"recipe": "clasify"}', "recipe must be 'classify' or 'pretrain' or 'sft', got 'clasify' (in a.json)"),
     ],
 )
 def test_files_that_are_no_recipes(tmp_path: Path, name: str, content: str, said: str) -> None:
@@ -265,7 +266,7 @@ SHIPPED = shipped_recipes()
 
 
 def test_the_shipped_recipes_are_found() -> None:
-    assert len(SHIPPED) == 1
+    assert sorted(SHIPPED) == ["finetune_lora", "finetune_lora_sparse", "pretrain_local_steps"]
     assert find_recipe("finetune_lora") == SHIPPED["finetune_lora"]
 
 
@@ -274,3 +275,19 @@ def test_every_shipped_recipe_validates(name: str) -> None:
     configuration = load_configuration(name, any_site=True)
     assert configuration.recipe.name in RECIPES
     assert configuration.value("output_dir")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_recipe_explains_every_key(name: str) -> None:
+    lines = SHIPPED[name].read_text(encoding="utf-8").splitlines()
+    keys = [line for line in lines if line and not line.startswith("#")]
+    assert len(keys) > 20
+    assert [line for line in keys if " # " not in line] == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_every_field_of_our_own_is_explained(recipe: Recipe) -> None:
+    for cls in recipe.argument_classes():
+        own = [field for field in fields(cls) if cls.__module__.startswith("paddlenlp_nebula")]
+        for field in own:
+            assert len(field.metadata["help"]) > 20, field.name
