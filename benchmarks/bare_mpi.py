@@ -41,8 +41,8 @@ def measure_bare_mpi(plan: Plan) -> dict[str, Any]:
 
     Returns:
         ``rates`` as in `paddlenlp_nebula.bench.link`; ``leader_cpu_s_per_gb``: what two leaders need for copies and
-        checksums alone; and in each row ``bound_mb_s``: the rate at which bare MPI and that together keep all cores
-        busy, with ``bound_share``, its share of the plain socket's.
+        checksums alone; and in each row ``least_cpu_s_per_gb``: bare MPI and that together, with ``bound_mb_s``, the
+        rate at which it keeps all cores busy, and ``bound_share``, that rate's share of the plain socket's.
     """
     command = [*find_mpiexec(), "-n", "1", sys.executable, __file__]
     environment = courier_environment({**os.environ, "MPIR_CVAR_NOLOCAL": "1"})
@@ -51,8 +51,8 @@ def measure_bare_mpi(plan: Plan) -> dict[str, Any]:
     rows = rates(plan, seen, ("mpi", "socket"))
     leaders = leader_cpu_s_per_gb(plan.messages)
     for row in rows:
-        cost = sum(row["mpi_cpu_s_per_gb"].values()) + sum(leaders.values())
-        row["bound_mb_s"] = 1e3 * len(os.sched_getaffinity(0)) / cost / row["directions"]
+        row["least_cpu_s_per_gb"] = sum(row["mpi_cpu_s_per_gb"].values()) + sum(leaders.values())
+        row["bound_mb_s"] = 1e3 * len(os.sched_getaffinity(0)) / row["least_cpu_s_per_gb"] / row["directions"]
         row["bound_share"] = row["bound_mb_s"] / row["socket_mb_s"]
     return {"rates": rows, "leader_cpu_s_per_gb": leaders}
 

@@ -37,7 +37,7 @@ LINES = (  # Mbit/s, ms of round trip, seconds per copy; where the processor bec
     (5000.0, 0.0, 0.5),
     (10000.0, 0.0, 0.25),
 )
-TINY_LINES = tuple((rate, rtt, 30 / rate) for rate, rtt, _ in LINES)
+TINY_LINES = tuple((rate, rtt, 30 / rate) for rate, rtt, _ in (*LINES[:2], LINES[-1]))
 WAYS = ("one direction", "both")
 MIB = 1 << 20
 
@@ -150,32 +150,28 @@ def lora(sizes: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def loopback_link(sizes: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """`nebula bench link`."""
+    """`nebula bench link`, and what no link over MPI could do without (docs/adr/008-loopback-share.md)."""
     found = measure_link(Plan(messages_for(sizes["mib"]), sizes["repetitions"], *free_ports()))
+    bare = measure_bare_mpi(Plan(messages_for(sizes["mib"]), sizes["repetitions"], *free_ports()))
     figures = []
-    for row, what in zip(found["rates"], WAYS, strict=True):
-        share, cost = row["share"], sum(row["link_cpu_s_per_gb"].values())
+    for row, bare_row, what in zip(found["rates"], bare["rates"], WAYS, strict=True):
+        share, cost, least = row["share"], sum(row["link_cpu_s_per_gb"].values()), bare_row["least_cpu_s_per_gb"]
         figures += [
             figure(f"link on loopback, {what}, share of a plain socket", 100 * share, "%", ">= 95", share >= 0.95),
             figure(f"link on loopback, {what}, processor time", cost, "s/GB", "", None),
+            figure(
+                f"link on loopback, {what}, against the least that a link can cost",
+                cost / least,
+                "x",
+                "<= 1.5",
+                cost <= 1.5 * least,
+            ),
+            figure(f"bare MPI on loopback, {what}, share of a plain socket", 100 * bare_row["share"], "%", "", None),
+            figure(f"at most possible for a link, {what}", 100 * bare_row["bound_share"], "%", "", None),
         ]
     overhead = found["overhead_percent"]
     figures.append(figure("framing overhead", overhead, "%", "<= 1", overhead <= 1))
-    return {"what": "link, loopback", **found}, figures
-
-
-def bare_mpi(sizes: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What MPI without a link reaches on loopback, and what it leaves for a link (docs/adr/008-loopback-share.md)."""
-    found = measure_bare_mpi(Plan(messages_for(sizes["mib"]), sizes["repetitions"], *free_ports()))
-    figures = []
-    for row, what in zip(found["rates"], WAYS, strict=True):
-        cost = sum(row["mpi_cpu_s_per_gb"].values())
-        figures += [
-            figure(f"bare MPI on loopback, {what}, share of a plain socket", 100 * row["share"], "%", "", None),
-            figure(f"bare MPI on loopback, {what}, processor time", cost, "s/GB", "", None),
-            figure(f"bound of a link on loopback, {what}, the same share", 100 * row["bound_share"], "%", "", None),
-        ]
-    return {"what": "bare MPI, loopback", **found}, figures
+    return {"what": "link, loopback", **found, "bare_mpi": bare}, figures
 
 
 def line_link(
@@ -204,7 +200,6 @@ def main() -> None:
         lambda: dense("bf16", sizes),
         lambda: lora(sizes),
         lambda: loopback_link(sizes),
-        lambda: bare_mpi(sizes),
         *(lambda line=line: line_link(*line, sizes) for line in (TINY_LINES if options.tiny else LINES)),
     ]
     result: dict[str, Any] = {**facts(["python", "benchmarks/core.py", *sys.argv[1:]]), "figures": [], "rows": []}

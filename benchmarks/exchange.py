@@ -17,15 +17,17 @@ import numpy as np
 import paddle
 from paddle import nn
 
-import paddlenlp_nebula.run as run_module
+import paddlenlp_nebula.rounds.every_step as rounds_module
 import paddlenlp_nebula.strategy.every_step as every_step
 from paddlenlp_nebula import NebulaArguments
 from paddlenlp_nebula.bench.meters import couriers, forget_peak, memory, wire_bytes
 from paddlenlp_nebula.ledger.ledger import Ledger
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.stream import Stream
+from paddlenlp_nebula.rounds.base import Step
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import select
+from paddlenlp_nebula.strategy.exchange import Exchange
 
 # "link" is copying into chunks and checksums, "reduce" also the look for infinities and whatever else is left.
 PHASES = ("gather", "encode", "decode", "link", "wait", "reduce", "write", "digest")
@@ -112,13 +114,13 @@ def main() -> None:
     )
     watch = Stopwatch()
     watch.watch(every_step, "gather", "gather")
-    watch.watch(run_module, "apply_average", "write")
+    watch.watch(rounds_module, "apply_average", "write")
     for owner, attribute, name in (
         (Link, "post", "link"),
         (Link, "_wait", "wait"),
         (Stream, "pump", "link"),
         (every_step.EveryStep, "average", "reduce"),
-        (every_step.EveryStep, "refresh_digests", "digest"),
+        (Exchange, "refresh_digests", "digest"),
     ):
         watch.watch(owner, attribute, name)
     ledger = Ledger()
@@ -127,8 +129,10 @@ def main() -> None:
     forget_peak()
     before = memory()
     run.join()
-    run.prepare(model, selection, {}, number=0)
-    codec = run._strategy._codec
+    optimizer = paddle.optimizer.SGD(parameters=list(selection.parameters))
+    every_step_rounds = rounds_module.EveryStepRounds(run, selection, optimizer, settings["rounds"])
+    every_step_rounds.prepare(model, {}, step=0, number=0, state=None)
+    codec = every_step_rounds.exchange._codec
     watch.watch(codec, "encode", "encode")
     watch.watch(codec, "decode", "decode")
     start_peak = memory()["peak"]
@@ -139,13 +143,13 @@ def main() -> None:
         watch.seconds.clear()
         watch.cpu_seconds.clear()
         wire, began = wire_bytes(), time.perf_counter()
-        run.average_gradients(step=step, samples=1, tokens=1)
+        every_step_rounds.before_step(Step(step, samples=1, tokens=1))
         averaged = time.perf_counter()
         with paddle.no_grad():
             for parameter in selection.parameters:
                 parameter.subtract_(parameter.grad)  # a step that needs no memory of its own
         stepped = time.perf_counter()
-        run.after_step()
+        every_step_rounds.after_step(Step(step, samples=1, tokens=1))
         seconds = averaged - began + time.perf_counter() - stepped
         now = wire_bytes()
         entry = ledger.per_round[-1]
@@ -162,7 +166,7 @@ def main() -> None:
         )
     peak = memory()
     courier = memory(couriers()[0].pid)
-    run.finish()
+    every_step_rounds.finish(settings["rounds"])
     print(
         json.dumps(
             {
