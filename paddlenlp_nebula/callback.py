@@ -19,6 +19,7 @@ from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.batches import count, hash_batch
 from paddlenlp_nebula.checkpoint import find_state, save_state
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
+from paddlenlp_nebula.evaluation import refuse_what_cannot_agree
 from paddlenlp_nebula.farewell import FarewellHook
 from paddlenlp_nebula.hello import hello, part_random_state
 from paddlenlp_nebula.hybrid import refuse_unsupported
@@ -71,6 +72,7 @@ class NebulaCallback(TrainerCallback):
         self._last_batch = (0, 0)
         self._batch_hash = 0
         self._step_started: float | None = None
+        self._step_ended: float | None = None  # the one before: a step lasts from there, its data included
         self._exposed_before = 0.0
 
     def join(self) -> Run:
@@ -86,6 +88,7 @@ class NebulaCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Meet, compare what is to be trained, make the selected parameters equal."""
         refuse_unsupported(args)
+        refuse_what_cannot_agree(args, self.nebula_args)
         model, nebula = kwargs["model"], self.nebula_args
         if self._hook is not None:  # an earlier training raised, and somebody caught it
             self.fail("it started training anew")
@@ -118,10 +121,11 @@ class NebulaCallback(TrainerCallback):
         self._rounds = rounds_for(run, selection, kwargs["optimizer"], state.max_steps, model)
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         found = find_state([self.resume_folder, folder]) if state.global_step else None
-        self._rounds.prepare(model, fields, number=saved, state=found)
+        self._rounds.prepare(model, fields, step=state.global_step, number=saved, state=found)
         if state.global_step == 0:  # a checkpoint has its own random state
             part_random_state(nebula.cluster_index)
         self._batch_hash = 0
+        self._step_ended = None
         self._report_path = Path(args.output_dir) / REPORT_NAME
         self._write_report()
 
@@ -172,7 +176,8 @@ class NebulaCallback(TrainerCallback):
             self._void.after_optimizer(state)
             return
         assert self._rounds is not None
-        seconds = time.perf_counter() - self._step_started if self._step_started is not None else 0.0
+        started = self._step_ended or self._step_started
+        seconds = time.perf_counter() - started if started is not None else 0.0
         self._rounds.after_step(replace(self._step, seconds=seconds))
         if self._run.ended is not None:
             control.should_training_stop = True
@@ -191,6 +196,7 @@ class NebulaCallback(TrainerCallback):
             exposed = self.ledger.seconds_exposed - self._exposed_before
             self.ledger.seconds_compute += max(0.0, time.perf_counter() - self._step_started - exposed)
             self._step_started = None
+        self._step_ended = time.perf_counter()
         if run.ended is not None:
             control.should_training_stop = True
         if run.local.is_leader:

@@ -29,7 +29,7 @@ LAYERS = [
     ["strategy", "local", "ledger", "sharding", "batches"],
     ["arguments"],
     ["hybrid"],
-    ["hello", "void_step"],
+    ["hello", "void_step", "evaluation"],
     ["run"],
     ["checkpoint"],
     ["rounds"],

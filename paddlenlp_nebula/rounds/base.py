@@ -115,13 +115,14 @@ class Rounds(ABC):
         """On every process: the rest of `restore`."""
         return
 
-    def prepare(self, model: Tensor, hello: Mapping[str, Any], number: int, state: Path | None) -> None:
+    def prepare(self, model: Tensor, hello: Mapping[str, Any], step: int, number: int, state: Path | None) -> None:
         """Check that all clusters train the same thing, and make the selected parameters equal.
 
         Args:
             model: unwrapped, as the Trainer holds it.
             hello: what else must be equal on all clusters, see `handshake.compare`.
-            number: exchanges completed before (from a checkpoint), else 0.
+            step: optimizer steps taken before (from a checkpoint), else 0.
+            number: exchanges completed by then; 0 also if none had been.
             state: this cluster's file in that checkpoint, if there is one.
 
         Raises:
@@ -130,31 +131,33 @@ class Rounds(ABC):
         run = self._run
         outcome: dict[str, Any] = {}
 
+        def keeps() -> bool:
+            return step > 0 and bool(self.state())
+
         def describe() -> dict[str, Any]:
             self.lead()
-            keeps = bool(number and self.state())
-            if keeps and state is not None:
+            if state is not None:
                 outcome.update(self.restore(load_state(state)))
             fields = {"selection": self._selection.fingerprint(), **hello}
-            fields["nebula_state"] = ("there" if state else "missing") if keeps else None
+            fields["nebula_state"] = "there" if state else "missing" if keeps() else None
             if not run.alone:
                 local = running_statistics(model)
                 self._say_what_stays_local(list(local.values()))
                 # Equal at the beginning, and each cluster's own in a checkpoint.
-                fields["frozen"] = frozen_digest(model, self._parameters, run.local.tick, local if number else ())
-                if number and self._arguments.sync_strategy == "every_step":
+                fields["frozen"] = frozen_digest(model, self._parameters, run.local.tick, local if step else ())
+                if step and self._arguments.sync_strategy == "every_step":
                     fields["known:optimizer_state"] = optimizer_digest(model, self._optimizer, run.local.tick)
             if self._arguments.sync_init == "verify" or fields["nebula_state"] == "there":
                 fields["initial"] = self.exchange.parameter_digest()
             return fields
 
         run.prepare(describe, number)
-        kept = self._run.local.lead(lambda: {"keeps": bool(number and self.state()), "restored": outcome})
+        kept = self._run.local.lead(lambda: {"keeps": keeps(), "restored": outcome})
         if kept["restored"]:
             self.restored(kept["restored"])
         if kept["keeps"] and state is None:
             run.degrade(
-                f"the checkpoint of step {hello['global_step']} holds no {STATE_NAME}: what was not sent before is lost, "
+                f"the checkpoint of step {step} holds no {STATE_NAME}: what was not sent before is lost, "
                 "and all clusters start again from the first one's parameters"
             )
         if not run.alone and not kept["restored"]:

@@ -32,6 +32,7 @@ class LocalStepsRounds(Rounds):
         self._every = self._pace.steps(0, max_steps) // self._fragments
         self._steps = self._batch_hash = 0
         self._samples = self._tokens = self._seconds = 0.0
+        self._final = False  # the last round has been
 
     def lead(self) -> None:
         arguments = self._arguments
@@ -59,10 +60,13 @@ class LocalStepsRounds(Rounds):
             self._merge(step.number, final=last)
 
     def before_end(self, step: int) -> None:
-        if self._steps and self._run.ended is None:
+        # Also right after a round: the others must learn that it was our last one, before they wait for the next.
+        if step < self._max_steps and not self._final and self._run.ended is None:
             self._merge(step, final=True)
 
     def compare_final(self, step: int) -> None:
+        if self._product() is None:  # otherwise each cluster has factors of its own
+            self.exchange.refresh_digests()  # the best model, say, if that has been loaded
         if not self._run.alone:
             self._leader.compare_final(step)
 
@@ -114,10 +118,12 @@ class LocalStepsRounds(Rounds):
                     "members": len(merge.batch_hashes),
                     "share": float(merge.shares[self._arguments.cluster_name]),
                     "fastest_step_s": merge.fastest_step_s,
+                    "final": merge.final,
                     "digest": digest,
                 }
 
             outcome = run.lead(work)
+            self._final = outcome["final"]
             if parts := outcome["parts"]:
                 numel = sum(self._buckets[part].numel for part in parts)
                 values = merge.values if merge else np.empty(numel, dtype=np.float32)

@@ -28,6 +28,7 @@ from paddlenlp_nebula.tensors import Tensor
 __all__ = ["Exchange", "buckets_for", "described", "name_fault", "shares"]
 
 _KEY = re.compile(r"codec/(\d+)/(\w+)")
+_SPEC = "codec/spec"
 
 
 class Exchange:
@@ -176,10 +177,11 @@ class Exchange:
     # Checkpoints
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
-        """The codec's state, for a checkpoint: "codec/BUCKET/NAME" -> array."""
-        return {
+        """The codec's state, for a checkpoint: "codec/BUCKET/NAME" -> array, and "codec/spec" -> its spec's bytes."""
+        arrays: dict[str, npt.NDArray[np.generic]] = {
             f"codec/{part}/{name}": array for part, state in enumerate(self._states) for name, array in state.items()
         }
+        return {**arrays, _SPEC: np.frombuffer(self._codec.spec.encode(), dtype=np.uint8)} if arrays else {}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Continue from a checkpoint's state.
@@ -187,8 +189,14 @@ class Exchange:
         Raises:
             NebulaError: it belongs to another codec or another selection.
         """
-        wanted = self.state()
-        found = {name: array for name, array in arrays.items() if _KEY.fullmatch(name)}
+        if _SPEC in arrays and (spec := arrays[_SPEC].tobytes().decode(errors="replace")) != self._codec.spec:
+            raise NebulaError(
+                f"the checkpoint must hold what sync_codec={self._codec.spec!r} has not sent, got that of {spec!r}: resume "
+                "with the codec that it was written with"
+            )
+        wanted, found = (
+            {name: a for name, a in all_of.items() if _KEY.fullmatch(name)} for all_of in (self.state(), arrays)
+        )
         if described(wanted) != described(found):
             odd = next(name for name in [*wanted, *found] if described(wanted).get(name) != described(found).get(name))
             raise NebulaError(

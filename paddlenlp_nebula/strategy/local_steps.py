@@ -143,7 +143,7 @@ class LocalSteps:
         party = self.exchange.party
         merge, changes = party.together(lambda number: self._round(number, work))
         self.exchange.commit(void=not merge.parts)
-        if not merge.parts:  # alone
+        if not merge.parts:  # alone, or nothing has changed since the last round
             self.rebase()
             self._weights[:] = 0
             return merge
@@ -239,10 +239,12 @@ class LocalSteps:
                     )
         buckets = self.exchange.buckets
         parts = tuple(bucket.index for bucket in buckets if final or bucket.index % self._fragments == fragment)
-        share = shares({member: theirs.weight for member, theirs in openings.items()}, number)
+        weights = {member: theirs.weight for member, theirs in openings.items()}
+        idle = final and not any(weights.values())  # everybody ends right after a round: only what is unsent is left
+        share = shares(dict.fromkeys(weights, 1.0) if idle else weights, number)
         speeds = [theirs.step_s for theirs in openings.values()]
         hashes = {member: theirs.batch_hash for member, theirs in openings.items()}
-        if len(openings) == 1:
+        if len(openings) == 1 or (idle and self._final_codec is None):
             parts = ()
 
         def produce(bucket: Bucket) -> Float32Vector:

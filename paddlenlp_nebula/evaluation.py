@@ -1,0 +1,51 @@
+"""Evaluations during training: what the clusters can agree on if each has gone its own way since the last round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.errors import ConfigurationError
+
+__all__ = ["refuse_what_cannot_agree"]
+
+
+def refuse_what_cannot_agree(args: Any, nebula: NebulaArguments) -> None:
+    """Refuse evaluations and best models that would not be the same on all clusters of ``local_steps``.
+
+    Metrics are averaged over clusters that are at the same step, and a best model is one only if all clusters hold
+    the same parameters when it is saved: after a round.
+
+    Args:
+        args: PaddleNLP's TrainingArguments.
+        nebula: our own settings.
+
+    Raises:
+        ConfigurationError: with every problem.
+    """
+    evaluation, saving = (getattr(kind, "value", kind) for kind in (args.evaluation_strategy, args.save_strategy))
+    if nebula.sync_strategy != "local_steps" or len(nebula.cluster_names) == 1 or evaluation == "no":
+        return
+    pace = nebula.pace
+    problems = []
+    if pace.balance:
+        problems.append(
+            f"evaluation_strategy must be 'no' with sync_every={nebula.sync_every!r}, got {evaluation!r}: clusters at "
+            "different steps cannot agree on metrics, so evaluate after training, or set a number of steps"
+        )
+    elif args.load_best_model_at_end:
+        why = (
+            "with load_best_model_at_end, or the clusters would hold different parameters when the best model is saved"
+        )
+        if pace.first != pace.last:
+            problems.append(f"sync_every must be a fixed number of steps, got {nebula.sync_every!r}, {why}")
+        elif saving != "steps":
+            problems.append(f"save_strategy must be 'steps', a multiple of sync_every, got {saving!r}, {why}")
+        elif args.save_steps % pace.last:
+            problems.append(f"save_steps must be a multiple of sync_every ({pace.last}), got {args.save_steps}, {why}")
+        if nebula.sync_fragments > 1:
+            problems.append(f"sync_fragments must be 1, got {nebula.sync_fragments}, {why}")
+        if nebula.sync_keep_unsent:
+            problems.append(f"sync_keep_unsent must be false {why}")
+    if problems:
+        raise ConfigurationError(problems)
