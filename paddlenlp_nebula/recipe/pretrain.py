@@ -133,15 +133,16 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
     own_bytes = len(trainer.train_dataset) * pretrain.max_seq_length
     result = {
         "rows": [
-            ["loss on held-out text", f"{loss:.4f}"],
+            ["held-out loss", f"{loss:.4f}"],
             ["bits per byte", f"{bits:.3f}"],
             ["text", corpus.title],
             ["own part of it", f"{own_bytes / 1e6:.2f} MB"],
-            ["model", f"Llama, {parameters / 1e6:.2f} M parameters"],
+            ["model", f"Llama, {parameters / 1e6:.2f} M"],
         ],
         "eval_loss": loss,
         "bits_per_byte": bits,  # the end of a document counts as a byte
         "text": corpus.title,
+        "text_version": corpus.version,
         "text_lacking": corpus.lacking,
         "parameters": parameters,
         "train_blocks": len(train),

@@ -51,13 +51,15 @@ class Corpus:
     """What is to be read.
 
     Args:
-        title: a few words, for the table at the end.
+        title: two or three words, for the table at the end.
         documents: in the order in which they are read.
+        version: of the package that it is from; empty if unknown.
         lacking: why this is not the text that was asked for; empty if it is.
     """
 
     title: str
     documents: Sequence[Document]
+    version: str = ""
     lacking: str = ""
 
 
@@ -156,7 +158,7 @@ def _help() -> Corpus:
     for line in (folder / "blocks_en-us.tsv").read_text(encoding="utf-8").splitlines():
         page, _, text = line.split("\t")
         pages.setdefault(page, []).append(text)
-    return Corpus(f"LibreOffice help {Manifest.read(folder).version}", _documents(pages))
+    return Corpus("LibreOffice help", _documents(pages), Manifest.read(folder).version)
 
 
 def _sample(lacking: str = "") -> Corpus:
@@ -164,8 +166,8 @@ def _sample(lacking: str = "") -> Corpus:
     pages: dict[str, list[str]] = {}
     for example in (*read_examples(folder / "train.tsv"), *read_examples(folder / "dev.tsv")):
         pages.setdefault(example.page, []).append(example.text)
-    title = "SAMPLE of LibreOffice help (not all)" if lacking else "sample of LibreOffice help"
-    return Corpus(title, _documents(pages), lacking)
+    title = "ONLY A SAMPLE" if lacking else "sample"
+    return Corpus(title, _documents(pages), Manifest.read(folder).version, lacking)
 
 
 def _documents(pages: dict[str, list[str]]) -> list[Document]:

@@ -113,7 +113,7 @@ def test_the_help_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pretrain_data, "build_help", lambda languages: tmp_path)
     corpus = load_corpus("libreoffice-help")
     assert corpus.documents == [Document("p1", b"One.\nTwo."), Document("p2", b"Three.")]
-    assert (corpus.title, corpus.lacking) == ("LibreOffice help 7.4", "")
+    assert (corpus.title, corpus.version, corpus.lacking) == ("LibreOffice help", "7.4", "")
 
 
 def without_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_the_sample_takes_the_place_of_the_help(monkeypatch: pytest.MonkeyPatch)
     without_help(monkeypatch)
     corpus = load_corpus("libreoffice-help")
     assert corpus.lacking == "no client"
-    assert corpus.title.startswith("SAMPLE")
+    assert corpus.title == "ONLY A SAMPLE"
     assert corpus.documents == load_corpus("sample").documents
     assert sum(page.content.count(b"\n") + 1 for page in corpus.documents) == 3162 + 504
     assert not load_corpus("sample").lacking
@@ -188,7 +188,7 @@ def test_what_is_reported_is_what_the_saved_model_does(tmp_path: Path, monkeypat
     assert result["eval_loss"] == pytest.approx(nats.mean(), abs=1e-4)
     assert result["eval_loss"] < math.log(VOCABULARY)  # better than a guess, after four steps
     assert result["bits_per_byte"] == pytest.approx(nats.mean() / math.log(2), abs=1e-4)
-    assert ["text", "SAMPLE of LibreOffice help (not all)"] in result["rows"]
+    assert ["text", "ONLY A SAMPLE"] in result["rows"]
     assert result["text_lacking"] == "no client"
     assert result["own_blocks"] == math.ceil(result["train_blocks"] / 2)
     report = json.loads((tmp_path / "out" / "nebula_report.json").read_text())
