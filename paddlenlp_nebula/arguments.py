@@ -108,11 +108,11 @@ class NebulaArguments:
             "change, instead of from the common ones alone."
         },
     )
-    sync_final_codec: str = field(
-        default="int8",
+    sync_final_codec: Optional[str] = field(
+        default=None,
         metadata={
             "help": "local_steps with a lossy codec: what encodes the last round, together with everything not sent by "
-            "then."
+            "then. Default: int8, or sync_codec itself if that is bf16 or fp16."
         },
     )
     sync_lora_merge: str = field(
@@ -212,7 +212,7 @@ class NebulaArguments:
         except ConfigurationError as error:
             found += error.problems
         try:
-            final = codec_from_spec(self.sync_final_codec)
+            final = codec_from_spec(self.sync_final_codec or "int8")
             if final.own_feedback or final.whole_tensors:
                 found.append(
                     f"sync_final_codec must be a codec without state, such as int8 or bf16, got {final.spec!r}"

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.buckets import BUCKET_NUMEL
 from paddlenlp_nebula.checkpoint import STATE_NAME, Arrays, load_state
-from paddlenlp_nebula.codec.codec import Codec, Float32Vector
+from paddlenlp_nebula.codec.cast import Cast
+from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout
 from paddlenlp_nebula.codec.feedback import ErrorFeedback
 from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.hello import optimizer_digest
@@ -24,7 +26,7 @@ from paddlenlp_nebula.strategy.initial import spread_parameters
 from paddlenlp_nebula.strategy.local_steps import Merge
 from paddlenlp_nebula.tensors import Tensor, master_weight, write
 
-__all__ = ["Rounds", "Step", "codec_for"]
+__all__ = ["Rounds", "Step", "codec_for", "final_codec_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +224,15 @@ def codec_for(arguments: NebulaArguments) -> Codec:
     if codec.lossless or codec.own_feedback or not arguments.sync_error_feedback:
         return codec
     return ErrorFeedback(codec, arguments.sync_feedback_decay)
+
+
+def final_codec_for(arguments: NebulaArguments) -> Codec | None:
+    """What ``sync_final_codec`` asks for; by default int8, or the run's own codec where that keeps more or is lossless."""
+    codec: Codec = codec_from_spec(arguments.sync_codec)
+    if codec.lossless:
+        return None
+    if arguments.sync_final_codec is not None:
+        return codec_from_spec(arguments.sync_final_codec)
+    dense: Codec = codec_from_spec("int8")
+    bucket = Layout.flat(BUCKET_NUMEL)
+    return codec if isinstance(codec, Cast) and codec.estimate(bucket) > dense.estimate(bucket) else dense

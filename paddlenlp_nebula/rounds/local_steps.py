@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_nebula.checkpoint import Arrays
-from paddlenlp_nebula.codec.registry import codec_from_spec
-from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for
+from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for, final_codec_for
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.exchange import Exchange, buckets_for
@@ -44,7 +43,7 @@ class LocalStepsRounds(Rounds):
             outer,
             self._fragments,
             same_step=not self._pace.balance,
-            final_codec=None if codec.lossless else codec_from_spec(arguments.sync_final_codec),
+            final_codec=final_codec_for(arguments),
             keep_unsent=arguments.sync_keep_unsent,
             product=self._product(),
         )

@@ -1,0 +1,37 @@
+"""What encodes the last round."""
+
+from __future__ import annotations
+
+import pytest
+
+from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.rounds.base import final_codec_for
+
+
+@pytest.mark.parametrize(
+    ("codec", "asked", "final"),
+    [
+        ("fp32", None, None),
+        ("fp32", "int8", None),  # nothing is left unsent
+        ("bf16", None, "bf16"),
+        ("fp16", None, "fp16"),
+        ("bf16", "fp32", "fp32"),
+        ("int8", None, "int8"),
+        ("int4", None, "int8"),
+        ("topk:64/4096,2bit", None, "int8"),
+        ("topk:64/4096,2bit", "bf16", "bf16"),
+        ("lowrank:4", None, "int8"),
+        ("randomk:0.1", None, "int8"),
+    ],
+)
+def test_what_encodes_the_last_round(codec: str, asked: str | None, final: str | None) -> None:
+    arguments = NebulaArguments(
+        cluster="west",
+        clusters="west,east",
+        rendezvous="loopback",
+        sync_strategy="local_steps",
+        sync_codec=codec,
+        sync_final_codec=asked,
+    )
+    chosen = final_codec_for(arguments)
+    assert (chosen and chosen.spec) == final
