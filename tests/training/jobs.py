@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Outcome", "free_port", "run_clusters", "run_reference", "worker_environment"]
+__all__ = ["Outcome", "free_port", "run_clusters", "run_forked", "run_reference", "worker_environment"]
 
 _HERE = Path(__file__).parent
 _REPO = _HERE.parent.parent
@@ -28,10 +28,10 @@ class Outcome:
     """What one process of one cluster wrote for one spec."""
 
     def __init__(self, folder: Path, name: str, cluster: str, rank: int = 0) -> None:
-        stem = folder / f"{name}.{cluster}.r{rank}"
-        self.result = json.loads(stem.with_name(stem.name + ".json").read_text())
-        arrays = stem.with_name(stem.name + ".npz")
-        self.parameters = dict(np.load(arrays)) if arrays.exists() else {}
+        stem = f"{name}.{cluster}.r{rank}"
+        self.result = json.loads((folder / f"{stem}.json").read_text())
+        self.parameters = _arrays(folder / f"{stem}.npz")
+        self.state = _arrays(folder / f"{stem}.state.npz")
 
     @property
     def error(self) -> str | None:
@@ -47,6 +47,10 @@ class Outcome:
         """Largest absolute difference between two sets of parameters."""
         assert self.parameters.keys() == other.parameters.keys(), (self.error, other.error)
         return max(float(np.abs(self.parameters[key] - other.parameters[key]).max()) for key in self.parameters)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    return dict(np.load(path)) if path.exists() else {}
 
 
 def worker_environment(**extra: str) -> dict[str, str]:
@@ -96,6 +100,20 @@ def run_clusters(
         for spec in specs
     ]
     _run(list(clusters), filled, folder, processes, timeout_s)
+
+
+def run_forked(
+    cases: list[list[dict]], folder: Path, clusters: tuple[str, ...] = ("west", "east"), timeout_s: float = 900
+) -> None:
+    """Run many cases on real clusters, each spec of a case in fresh processes; see ``forks.py``."""
+    path = folder / "cases.json"
+    path.write_text(json.dumps([[{"clusters": list(clusters), **spec} for spec in case] for case in cases]))
+    with (folder / "forks.log").open("w") as log:
+        command = [sys.executable, str(_HERE / "forks.py"), str(path), str(folder)]
+        environment = worker_environment()
+        subprocess.run(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder, timeout=timeout_s, check=True
+        )
 
 
 def run_reference(

@@ -35,10 +35,17 @@ class Mlp(nn.Layer):
         frozen: the first layer does not learn.
         dropout: the hidden layer is dropped out, from Paddle's random state.
         norm: the hidden layer is batch-normalised.
+        half: parameters are kept in bfloat16.
     """
 
     def __init__(
-        self, tied: bool = False, unused: bool = False, frozen: bool = False, dropout: bool = False, norm: bool = False
+        self,
+        tied: bool = False,
+        unused: bool = False,
+        frozen: bool = False,
+        dropout: bool = False,
+        norm: bool = False,
+        half: bool = False,
     ) -> None:
         super().__init__()
         self.first = nn.Linear(_WIDTH, 32)
@@ -52,13 +59,20 @@ class Mlp(nn.Layer):
             for parameter in self.first.parameters():
                 parameter.stop_gradient = True
         self._tied = tied
+        if half:
+            self.to(dtype="bfloat16")
         self.norm = nn.BatchNorm1D(32) if norm else nn.Identity()
         self.dropout = nn.Dropout(0.3 if dropout else 0.0)
 
     def forward(self, x, labels=None):
-        hidden = self.dropout(nn.functional.tanh(self.norm(self.first(x))))
-        logits = hidden @ self.alias.T if self._tied else self.second(hidden)
+        hidden = self.dropout(nn.functional.tanh(self.norm(_linear(x, self.first))))
+        logits = hidden @ self.alias.T if self._tied else _linear(hidden, self.second)
         return nn.functional.cross_entropy(logits, labels), logits
+
+
+def _linear(x, layer: nn.Linear):
+    """In float32 whatever the parameters are: Paddle has no bfloat16 product on every CPU."""
+    return nn.functional.linear(x, layer.weight.astype(x.dtype), layer.bias.astype(x.dtype))
 
 
 def _llama(**overrides) -> LlamaForCausalLM:

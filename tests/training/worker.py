@@ -2,8 +2,9 @@
 
     python worker.py CLUSTER SPECS.json OUT_FOLDER
 
-For each spec it writes OUT_FOLDER/NAME.CLUSTER.rRANK.json (result or error) and .npz (final parameters).
-CLUSTER "reference" trains without the plugin on the concatenation of all clusters' batches.
+For each spec it writes OUT_FOLDER/NAME.CLUSTER.rRANK.json (result or error), .npz (final parameters) and .state.npz
+(the optimizer's state). CLUSTER "reference" trains without the plugin on the concatenation of all clusters' batches,
+and "local-reference" each cluster's model by itself, averaging them by hand.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -21,21 +23,26 @@ from paddle.io import Dataset, IterableDataset
 from paddlenlp.trainer import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from paddlenlp_nebula import NebulaArguments, NebulaCallback, NebulaTrainer
+from paddlenlp_nebula.checkpoint import STATE_NAME
 
 
 class Stream(IterableDataset):
     """The batches of one cluster, or of all of them concatenated, in a fixed order."""
 
-    def __init__(self, kind: str, batches: dict[str, int], clusters: list[str]) -> None:
+    def __init__(
+        self, kind: str, batches: dict[str, int], clusters: list[str], lengths: dict[str, int], pause_s: float = 0.0
+    ) -> None:
         super().__init__()
-        self._kind, self._batches, self._clusters = kind, batches, clusters
+        self._kind, self._batches, self._clusters, self._lengths = kind, batches, clusters, lengths
+        self._pause_s = pause_s
 
     def __iter__(self):
         step = 0
         while True:
             for cluster in self._clusters:
                 size = self._batches[cluster]
-                yield from samples(self._kind, cluster, step * size, (step + 1) * size)
+                time.sleep(self._pause_s)
+                yield from samples(self._kind, cluster, step * size, (step + 1) * size, self._lengths.get(cluster))
             step += 1
 
 
@@ -63,11 +70,15 @@ class Record(TrainerCallback):
 
     def __init__(self) -> None:
         self.losses: list[float] = []
+        self.rates: list[float] = []
         self.evaluations: list[dict] = []
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs:
             self.losses.append(float(logs["loss"]))
+
+    def on_optimizer_begin(self, args, state, control, **kwargs):
+        self.rates.append(kwargs["optimizer"].get_lr())
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         self.evaluations.append({"step": state.global_step, **metrics})
@@ -95,36 +106,95 @@ class Killer(TrainerCallback):
             os._exit(9)
 
 
+class MasterSGD(paddle.optimizer.SGD):
+    """Steps float32 masters of bfloat16 parameters, as optimizers do on a GPU with ``multi_precision``."""
+
+    def __init__(self, schedule, parameters) -> None:
+        super().__init__(schedule, parameters=parameters)
+        self._master_weights = {p.name: p.detach().astype("float32") for p in parameters}
+
+    @paddle.no_grad()
+    def step(self) -> None:
+        for parameter in self._parameter_list:
+            master = self._master_weights[parameter.name]
+            master.subtract_(self.get_lr() * parameter.grad.astype("float32"))
+            parameter.set_value(master.astype("bfloat16"))
+
+
+def merged(spec: dict, cluster: str) -> dict:
+    """A spec as it is for one cluster."""
+    return {**spec, **spec.get("per_cluster", {}).get(cluster, {})}
+
+
+def kind_of(spec: dict) -> str:
+    """The kind of samples that a spec's model takes."""
+    return "vectors" if spec["model"] == "mlp" or spec["model"].startswith("mlp-") else "tokens"
+
+
+def training_arguments(spec: dict, folder: str, batch: int) -> TrainingArguments:
+    """Those of a spec; ``batch`` is the number of samples per process."""
+    defaults = {
+        "max_steps": 20,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "report_to": [],
+        "seed": spec.get("seed", 7),
+    }
+    return TrainingArguments(
+        output_dir=folder, device="cpu", per_device_train_batch_size=batch, **{**defaults, **spec.get("train", {})}
+    )
+
+
+def write_parameters(model: paddle.nn.Layer, path: Path) -> None:
+    """All parameters, by their numbers."""
+    np.savez(path, **{f"{i:03d}": p.astype("float32").numpy() for i, p in enumerate(model.parameters())})
+
+
+def optimizer_state(model: paddle.nn.Layer, optimizer) -> dict[str, np.ndarray]:
+    """Moments and master weights: "PARAMETER NUMBER KIND" -> array."""
+    state = dict(optimizer.state_dict())
+    state.pop("LR_Scheduler", None)
+    state |= {f"{name}_master": tensor for name, tensor in state.pop("master_weights", {}).items()}
+    return {
+        f"{i:03d} {key.removeprefix(p.name)}": tensor.astype("float32").numpy()
+        for i, p in enumerate(model.parameters())
+        for key, tensor in state.items()
+        if key.startswith(f"{p.name}_")
+    }
+
+
+def spoil(checkpoint: Path, how: str) -> None:
+    """Do something to what a checkpoint keeps besides the Trainer's own files."""
+    if how == "missing":
+        (checkpoint / STATE_NAME).unlink()
+    elif how == "damaged":
+        (checkpoint / STATE_NAME).write_bytes(b"\x10" * 100)
+
+
 def run(spec: dict, cluster: str, out: Path) -> dict:
-    spec = {**spec, **spec.get("per_cluster", {}).get(cluster, {})}
+    if cluster == "local-reference":
+        import local_reference
+
+        return local_reference.run(spec, out)
+    spec = merged(spec, cluster)
     clusters = spec["clusters"]
     reference = cluster == "reference"
     paddle.seed(spec.get("seed", 7))
     np.random.seed(7)
     model = build(spec["model"])
-    kind = "tokens" if spec["model"] != "mlp" and not spec["model"].startswith("mlp-") else "vectors"
+    kind = kind_of(spec)
     batches = {name: spec.get("per_cluster", {}).get(name, {}).get("batch", spec.get("batch", 4)) for name in clusters}
     processes = spec.get("processes", 1)
     own = sum(batches.values()) if reference else batches[cluster]
     if "items" in spec:
         train = Items(kind, spec.get("items_owner", "shared"), spec["items"])
     else:
-        train = Stream(kind, batches, clusters if reference else [cluster])
-    arguments = TrainingArguments(
-        output_dir=str(out / spec.get("output", spec["name"]) / cluster),
-        device="cpu",
-        per_device_train_batch_size=own // (1 if reference else processes),
-        **{
-            "max_steps": 20,
-            "learning_rate": 1e-2,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "disable_tqdm": True,
-            "report_to": [],
-            "seed": spec.get("seed", 7),
-            **spec.get("train", {}),
-        },
-    )
+        sources = clusters if reference else [cluster]
+        train = Stream(kind, batches, sources, spec.get("length", {}), spec.get("pause_s", 0.0))
+    folder = str(out / spec.get("output", spec["name"]) / cluster)
+    arguments = training_arguments(spec, folder, own // (1 if reference else processes))
     record = Record()
     callbacks = [record]
     if patience := spec.get("patience"):
@@ -133,7 +203,13 @@ def run(spec: dict, cluster: str, out: Path) -> dict:
         callbacks.append(Stopper(spec["stop_at"]))
     if "kill_at" in spec:
         callbacks.append(Killer(spec["kill_at"]))
+    optimizers = (None, None)
+    if "optimizer" in spec and spec["optimizer"] != "adamw":
+        schedule = paddle.optimizer.lr.PolynomialDecay(arguments.learning_rate, arguments.max_steps, end_lr=0.0)
+        kind = {"sgd": paddle.optimizer.SGD, "masters": MasterSGD}[spec["optimizer"]]
+        optimizers = (kind(schedule, parameters=model.parameters()), schedule)
     common = {
+        "optimizers": optimizers,
         "model": model,
         "args": arguments,
         "train_dataset": train,
@@ -162,14 +238,16 @@ def run(spec: dict, cluster: str, out: Path) -> dict:
     resume = spec.get("resume")
     if isinstance(resume, int) and resume is not True:
         resume = f"{arguments.output_dir}/checkpoint-{resume}"
+        spoil(Path(resume), spec.get("spoil", ""))
     trainer.train(resume_from_checkpoint=resume)
     if ledger is not None:
         ledger = callback.ledger
-    arrays = {f"{i:03d}": p.astype("float32").numpy() for i, p in enumerate(model.parameters())}
-    rank = paddle.distributed.get_rank()
-    np.savez(out / f"{spec['name']}.{cluster}.r{rank}.npz", **arrays)
+    stem = f"{spec['name']}.{cluster}.r{paddle.distributed.get_rank()}"
+    write_parameters(model, out / f"{stem}.npz")
+    np.savez(out / f"{stem}.state.npz", **optimizer_state(model, trainer.optimizer))
     return {
         "losses": record.losses,
+        "rates": record.rates,
         "evaluations": record.evaluations,
         "steps": trainer.state.global_step,
         "report": ledger.report() if ledger is not None else None,
@@ -177,16 +255,21 @@ def run(spec: dict, cluster: str, out: Path) -> dict:
     }
 
 
+def perform(spec: dict, cluster: str, out: Path) -> None:
+    """Run a spec and write its result, or its error."""
+    try:
+        result = run(spec, cluster, out)
+    except Exception as error:
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {error}"}
+    rank = paddle.distributed.get_rank()
+    (out / f"{spec['name']}.{cluster}.r{rank}.json").write_text(json.dumps(result))
+
+
 def main() -> None:
     cluster, specs, out = sys.argv[1], json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
     for spec in specs:
-        try:
-            result = run(spec, cluster, out)
-        except Exception as error:
-            traceback.print_exc()
-            result = {"error": f"{type(error).__name__}: {error}"}
-        rank = paddle.distributed.get_rank()
-        (out / f"{spec['name']}.{cluster}.r{rank}.json").write_text(json.dumps(result))
+        perform(spec, cluster, out)
 
 
 if __name__ == "__main__":
