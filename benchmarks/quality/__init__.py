@@ -7,5 +7,6 @@
     python -m benchmarks.quality plot            # benchmarks/results/quality.png
 
 Every finished run appends a row to benchmarks/results/quality.json at once, so each of these may be stopped at
-any time and continues where it was. search.txt is read anew after each run. All numbers are on one thread.
+any time and continues where it was; search.txt is read anew after each run. A process takes one core: with
+--start scratch and --start continued two of them share the work, once the dense run is done.
 """

@@ -30,7 +30,7 @@ def main() -> None:
     )
     parser.add_argument("command", choices=("search", "confirm", "run", "table", "plot"))
     parser.add_argument("settings", nargs="*", help="for run: settings, each one argument")
-    parser.add_argument("--start", choices=(*STARTS, "both"), default="both", help="for run")
+    parser.add_argument("--start", choices=(*STARTS, "both"), default="both", help="only runs from this one")
     parser.add_argument("--clusters", type=int, default=CLUSTERS, help="for run")
     parser.add_argument("--seed", type=int, default=SEED, help="for run")
     parser.add_argument("--tiny", action="store_true", help="sizes for tests: the figures mean nothing")
@@ -43,17 +43,18 @@ def main() -> None:
         print("\n".join(table(results.rows())))
     elif options.command == "plot":
         plot(results.rows(), options.output.with_suffix(".png"), CLUSTERS, SEED)
-    elif options.command == "run":
-        starts = STARTS if options.start == "both" else (options.start,)
-        asked = [
-            Run(Setting.parse(text), start, options.clusters, options.seed)
-            for text in options.settings
-            for start in starts
-        ]
-        work(results, training, options.checkpoints, lambda: asked)
     else:
-        plan = searched if options.command == "search" else lambda: confirmed(results)
-        work(results, training, options.checkpoints, plan)
+        starts = STARTS if options.start == "both" else (options.start,)
+
+        def asked() -> list[Run]:
+            if options.command == "search":
+                return searched()
+            if options.command == "confirm":
+                return confirmed(results)
+            settings = [Setting.parse(text) for text in options.settings]
+            return [Run(setting, start, options.clusters, options.seed) for setting in settings for start in STARTS]
+
+        work(results, training, options.checkpoints, lambda: [run for run in asked() if run.start in starts])
 
 
 if __name__ == "__main__":

@@ -11,20 +11,21 @@ import numpy as np
 import paddle
 
 from benchmarks.quality.model import Decoder
-from benchmarks.quality.setting import Setting
+from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.codec.codec import Float32Vector
-from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.membership import Party
-from paddlenlp_nebula.selection import select
+from paddlenlp_nebula.rounds.base import codec_for, final_codec_for
+from paddlenlp_nebula.selection import Selection, select
 from paddlenlp_nebula.strategy.every_step import Contribution, EveryStep, apply_average
 from paddlenlp_nebula.strategy.exchange import Exchange
 from paddlenlp_nebula.strategy.local_steps import LocalSteps, LocalWork, apply_merge
+from paddlenlp_nebula.strategy.outer import OuterOptimizer
 from paddlenlp_nebula.tensors import read_into, write
 from paddlenlp_nebula.transport.channel import CHUNK_BYTES, CHUNKS, Channel
 from paddlenlp_nebula.transport.loopback import loopback_pair
 
-__all__ = ["Cluster", "Clusters", "clusters_of"]
+__all__ = ["Cluster", "Clusters", "clusters_of", "overwrite"]
 
 _TIMEOUT_S = 600.0
 
@@ -35,10 +36,10 @@ class Cluster:
     Args:
         link: to the others.
         model: its replica; equal on all clusters at the start.
-        setting: the strategy.
+        arguments: the strategy and its options.
     """
 
-    def __init__(self, link: Link, model: Decoder, setting: Setting) -> None:
+    def __init__(self, link: Link, model: Decoder, arguments: NebulaArguments) -> None:
         self.link = link
         self.model = model
         self.selection = select(model, "trainable")
@@ -49,24 +50,24 @@ class Cluster:
             parameters=model.parameters(),
             grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0),
         )
-        self._local = setting.strategy == "local_steps"
+        self._local = arguments.sync_strategy == "local_steps"
         self._strategy: Any = None
-        self._setting = setting
+        self._arguments = arguments
 
     def join(self) -> None:
         """Prepare the exchange, from the parameters as they are now."""
+        arguments = self._arguments
         party = Party(self.link, on_loss="stop", quorum=1, report=print)
-        codec = self._setting.wire_codec()
-        exchange = Exchange(self.selection, codec, party)
+        exchange = Exchange(self.selection, codec_for(arguments), party)
         if not self._local:
             self._strategy = EveryStep(exchange)
             return
         self._strategy = LocalSteps(
             exchange,
-            self._setting.outer_optimizer,
+            OuterOptimizer(arguments.sync_outer, arguments.sync_outer_lr, arguments.sync_outer_momentum),
             same_step=True,
-            final_codec=None if codec.lossless else codec_from_spec(self._setting.final_codec),
-            keep_unsent=self._setting.keep_unsent,
+            final_codec=final_codec_for(arguments),
+            keep_unsent=arguments.sync_keep_unsent,
         )
 
     def compute(self, windows: Any) -> float:
@@ -92,7 +93,10 @@ class Cluster:
         """``local_steps``: a round."""
         merge = self._strategy.merge(LocalWork(step, weight=1.0, final=final))
         buckets = self._strategy.exchange.buckets
-        apply_merge(self.selection, buckets, merge.parts, merge.values, self._put)
+        parameters = self.selection.parameters
+        apply_merge(
+            self.selection, buckets, merge.parts, merge.values, lambda index, values: write(parameters[index], values)
+        )
 
     @property
     def bytes_sent(self) -> int:
@@ -106,11 +110,6 @@ class Cluster:
             read_into(parameter, 0, parameter.size, flat[slice(*self.selection.offsets[index : index + 2])])
         return flat
 
-    def set_parameters(self, flat: Float32Vector) -> None:
-        """Overwrite them all."""
-        for index in range(len(self.selection)):
-            self._put(index, flat[slice(*self.selection.offsets[index : index + 2])])
-
     def state(self) -> dict[str, Any]:
         """Parameters and optimizer state, by the parameters' numbers."""
         moments = self.optimizer.state_dict()
@@ -123,16 +122,13 @@ class Cluster:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from another cluster's state."""
-        self.set_parameters(state["parameters"])
+        overwrite(self.selection, state["parameters"])
         moments = {}
         for name, value in state.items():
             index, slash, suffix = name.partition("/")
             if slash:
                 moments[self.selection.parameters[int(index)].name + suffix] = paddle.to_tensor(value)
         self.optimizer.set_state_dict(moments)
-
-    def _put(self, index: int, values: Float32Vector) -> None:
-        write(self.selection.parameters[index], values)
 
 
 class Clusters:
@@ -153,11 +149,17 @@ class Clusters:
         self._threads.shutdown()
 
 
-def clusters_of(models: Sequence[Decoder], setting: Setting) -> Clusters:
+def clusters_of(models: Sequence[Decoder], arguments: NebulaArguments) -> Clusters:
     """Clusters with a replica each, joined by loopback."""
-    names = tuple(f"cluster{i}" for i in range(len(models)))
+    names = tuple(arguments.cluster_names)
     channels: dict[str, dict[str, Channel]] = {name: {} for name in names}
     for a, b in itertools.combinations(names, 2):
         channels[a][b], channels[b][a] = loopback_pair(a, b, CHUNK_BYTES, CHUNKS)
     links = [Link(name, names, channels[name], timeout_s=_TIMEOUT_S) for name in names]
-    return Clusters([Cluster(link, model, setting) for link, model in zip(links, models, strict=True)])
+    return Clusters([Cluster(link, model, arguments) for link, model in zip(links, models, strict=True)])
+
+
+def overwrite(selection: Selection, flat: Float32Vector) -> None:
+    """Give all parameters new values, shape (numel,)."""
+    for index, parameter in enumerate(selection.parameters):
+        write(parameter, flat[slice(*selection.offsets[index : index + 2])])

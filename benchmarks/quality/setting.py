@@ -5,11 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, fields
 
-from paddlenlp_nebula.codec.codec import Codec
-from paddlenlp_nebula.codec.feedback import ErrorFeedback
-from paddlenlp_nebula.codec.registry import codec_from_spec
-from paddlenlp_nebula.strategy.outer import OuterOptimizer
-from paddlenlp_nebula.strategy.pace import Pace
+from paddlenlp_nebula.arguments import NebulaArguments
 
 __all__ = ["DENSE", "Setting"]
 
@@ -18,19 +14,14 @@ DENSE = "every_step fp32"
 
 @dataclass(frozen=True)
 class Setting:
-    """A strategy and its options, by the names of NebulaArguments without ``sync_``.
+    """A strategy and its options, by the names of NebulaArguments without ``sync_``, and a learning rate.
 
     ``every_step fp32``, or ``local_steps int8 every=100 outer=nesterov outer_lr=0.7 outer_momentum=0.9``.
 
     Attributes:
-        strategy: ``every_step`` or ``local_steps``.
-        codec: its spec.
-        every: H, also growing: ``2..30``.
-        outer, outer_lr, outer_momentum: the outer optimizer.
-        feedback_decay: of error feedback, which every lossy codec has.
-        final_codec: of the last round.
-        keep_unsent: whether a member keeps its unsent change.
-        lr: peak learning rate of AdamW; 0: the dense one, see `training.Training`.
+        strategy, codec, every, outer, outer_lr, outer_momentum, feedback_decay, final_codec, keep_unsent: see
+            NebulaArguments; an empty ``final_codec`` is its default.
+        lr: peak learning rate of AdamW; 0: that of `training.Training`.
     """
 
     strategy: str
@@ -40,19 +31,23 @@ class Setting:
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     feedback_decay: float = 1.0
-    final_codec: str = "int8"
+    final_codec: str = ""
     keep_unsent: bool = False
     lr: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Setting:
-        """The setting that a line names."""
+        """The setting that a line names.
+
+        Raises:
+            ValueError: it has an unknown option.
+        """
         strategy, codec, *rest = shlex.split(text)
-        kinds = {field.name: type(field.default) for field in fields(cls)}
+        kinds = {field.name: type(field.default) for field in fields(cls)[2:]}
         options = {}
         for word in rest:
             name, equals, value = word.partition("=")
-            if strategy not in ("every_step", "local_steps") or name not in kinds:
+            if name not in kinds:
                 raise ValueError(
                     f"a setting must be like {DENSE!r}, its options among {', '.join(kinds)}, got {text!r}"
                 )
@@ -67,15 +62,13 @@ class Setting:
                 words.append(field.name if value is True else f"{field.name}={value}")
         return " ".join(words)
 
-    @property
-    def pace(self) -> Pace:
-        return Pace.parse(self.every)
+    def arguments(self, clusters: int) -> NebulaArguments:
+        """The same for the product.
 
-    @property
-    def outer_optimizer(self) -> OuterOptimizer:
-        return OuterOptimizer(self.outer, self.outer_lr, self.outer_momentum)
-
-    def wire_codec(self) -> Codec:
-        """A fresh codec, with error feedback where the product has it."""
-        codec: Codec = codec_from_spec(self.codec)
-        return codec if codec.lossless or codec.own_feedback else ErrorFeedback(codec, self.feedback_decay)
+        Raises:
+            ConfigurationError: the product refuses it.
+        """
+        names = [f"cluster{index}" for index in range(clusters)]
+        options = {f"sync_{field.name}": getattr(self, field.name) for field in fields(self) if field.name != "lr"}
+        options["sync_final_codec"] = self.final_codec or None
+        return NebulaArguments(cluster=names[0], clusters=",".join(names), rendezvous="loopback", **options)

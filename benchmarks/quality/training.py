@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import paddle
 
-from benchmarks.quality.cluster import Cluster, Clusters, clusters_of
+from benchmarks.quality.cluster import Clusters, clusters_of, overwrite
 from benchmarks.quality.model import Decoder
 from benchmarks.quality.setting import DENSE, Setting
 from benchmarks.quality.text import Text, load_text
+from paddlenlp_nebula.selection import select
+from paddlenlp_nebula.strategy.pace import Pace
 
 __all__ = ["Training"]
 
@@ -39,10 +41,10 @@ class Training:
     depth: int = 2
     heads: int = 6
     context: int = 96
-    steps: int = 1500
-    windows: int = 3
+    steps: int = 2000
+    windows: int = 4
     lr: float = 2e-3
-    warm_up: int = 75
+    warm_up: int = 100
     evaluation: int = 1024
     points: int = 10
     sample: bool = False
@@ -72,7 +74,7 @@ class Training:
         text = load_text(self.context, sample=self.sample)
         paddle.seed(seed)
         models = [Decoder(self.width, self.depth, self.heads, self.context) for _ in range(clusters)]
-        group = clusters_of(models, setting)
+        group = clusters_of(models, setting.arguments(clusters))
         dense = str(setting) == DENSE
         begin = 0
         if start == "continued" and not dense:
@@ -116,6 +118,7 @@ class _Run:
         self._group = group
         self._text = text
         self._seed = seed
+        self._pace = Pace.parse(setting.every)
         self._peak = setting.lr or training.lr
         self._since_round = self._rounds = self._steps = self._tokens = 0
         self._curve: list[list[float]] = []
@@ -144,7 +147,7 @@ class _Run:
 
     def _merge(self, step: int, last: bool) -> None:
         if self._since_round == 0:
-            self._every = self._setting.pace.steps(step - 1, self._training.steps)
+            self._every = self._pace.steps(step - 1, self._training.steps)
         self._since_round += 1
         if last or self._since_round >= self._every:
             self._group.together(lambda member: member.merge(step, last))
@@ -154,8 +157,7 @@ class _Run:
     def evaluate(self, windows: int) -> float:
         """Loss on held-out text of the mean of the clusters' parameters, which are equal after the last round."""
         mean = np.mean([member.parameters() for member in self._group.members], axis=0, dtype=np.float64)
-        common = Cluster(self._group.members[0].link, self._spare, self._setting)
-        common.set_parameters(mean.astype(np.float32))
+        overwrite(select(self._spare, "trainable"), mean.astype(np.float32))
         held_out = self._text.held_out[:windows]
         parts = np.array_split(held_out, max(1, len(held_out) // 32))
         with paddle.no_grad():
