@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.launch.roster import Roster, local_roster
 
@@ -94,6 +93,8 @@ def roster_here(
         raise ConfigurationError(
             [f"--cluster {cluster} needs {' and '.join(missing)} beside it, the same on every site, got nothing"]
         )
+    from paddlenlp_nebula.arguments import NebulaArguments  # knows the codecs, and so loads numpy: not for --help
+
     site = NebulaArguments(cluster=cluster, clusters=clusters, rendezvous=rendezvous)
     assert site.rendezvous is not None  # NebulaArguments has checked it
     return Roster(site.cluster_names, site.rendezvous), (cluster,)
