@@ -7,7 +7,7 @@ from pathlib import Path
 
 import paddle
 import pytest
-from jobs import Outcome, run_clusters
+from jobs import Outcome, run_clusters, run_forked
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(280, func_only=True)]  # runs have limits of their own
 
@@ -70,16 +70,15 @@ def folder(request, tmp_path_factory):
     ]
     apart[0]["train"] = {**_CASES["mlp-dropout"]["train"], "max_steps": 8}
     moments = {"name": "moments", "output": "moments", "resume": 3, **_CASES["mlp-dropout"]}
-    for spec in whole:
-        run_clusters([spec], folder, processes=request.param)
-    for name, case in cases.items():
-        killed = {"name": f"{name}-killed", "kill_at": 4, **case}
-        run_clusters([killed], folder, processes=request.param)
-    shutil.copytree(folder / "mlp-dropout-killed", folder / "moments")
-    _spoil_a_moment(folder / "moments" / "east" / "checkpoint-3")
-    # Paddle names optimizer state after a counter of layers, so a resumed model is its process' first.
-    for spec in [*resumed, *apart, moments] if request.param == 1 else resumed[:1]:
-        run_clusters([spec], folder, processes=request.param)
+    killed = [{"name": f"{name}-killed", "kill_at": 4, **case} for name, case in cases.items()]
+    if request.param == 1:
+        run_forked([[spec] for spec in whole + killed], folder)
+        shutil.copytree(folder / "mlp-dropout-killed", folder / "moments")
+        _spoil_a_moment(folder / "moments" / "east" / "checkpoint-3")
+        run_forked([[resumed[0], apart[1]], *([spec] for spec in [*resumed[1:], apart[0], moments])], folder)
+    else:  # Paddle names optimizer state after a counter of layers, so a resumed model is its process' first
+        for spec in [*whole, *killed, resumed[0]]:
+            run_clusters([spec], folder, processes=request.param)
     return folder
 
 
