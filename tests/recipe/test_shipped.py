@@ -23,10 +23,10 @@ SMALL = {
 @pytest.mark.mpi
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("name", "every"),
-    [pytest.param("finetune_lora_sparse", 5, marks=pytest.mark.slow), ("pretrain_local_steps", 2)],
+    ("name", "every", "share"),
+    [pytest.param("finetune_lora_sparse", 5, 0.14, marks=pytest.mark.slow), ("pretrain_local_steps", 2, 0.025)],
 )
-def test_two_clusters_end_with_one_model(name: str, every: int, tmp_path: Path) -> None:
+def test_two_clusters_end_with_one_model(name: str, every: int, share: float, tmp_path: Path) -> None:
     steps = 2 * every + 1
     words = ["--local-clusters", "2", "--max_steps", str(steps), "--no_compare_alone"]
     words += ["--per_device_train_batch_size", "4", "--output_dir", str(tmp_path), *SMALL[name]]
@@ -41,7 +41,7 @@ def test_two_clusters_end_with_one_model(name: str, every: int, tmp_path: Path) 
         sparse, last = report["per_round"][0]["bytes_sent"], report["per_round"][-1]["bytes_sent"]
         selected = report["parameters_selected"]
         # One message of 44 bytes and more frames every bucket, which tells in models as small as these.
-        assert sparse < 0.03 * selected + 2000
+        assert sparse < share * selected + 2000
         assert selected < last < 1.05 * selected + 2000
     result = _read(tmp_path / "west" / "recipe_result.json")
     assert result == {**_read(tmp_path / "east" / "recipe_result.json"), "saved": result["saved"]}
