@@ -15,9 +15,11 @@ from paddlenlp.utils.log import logger
 from paddlenlp_nebula.adapters.lora import freeze_a
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.callback import NebulaCallback
+from paddlenlp_nebula.checkpoint import STATE_NAME
 from paddlenlp_nebula.errors import HandshakeError
 from paddlenlp_nebula.farewell import telling_the_others
 from paddlenlp_nebula.link.handshake import check_same
+from paddlenlp_nebula.rounds.base import keeps_state
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.sharding import ClusterShard, shard_dataset
 
@@ -102,9 +104,9 @@ class NebulaTrainerMixin:
         path: str | None = get_last_checkpoint(self.args.output_dir) if wanted is True else (wanted or None)
         if self.nebula_args.sync_resume == "refuse":
             return path  # the handshake compares the steps
-        needed = (
-            ["trainer_state.json"] if self.args.ignore_save_lr_and_optim else ["trainer_state.json", SCHEDULER_NAME]
-        )
+        needed = ["trainer_state.json"]
+        needed += [] if self.args.ignore_save_lr_and_optim else [SCHEDULER_NAME]
+        needed += [STATE_NAME] if keeps_state(self.nebula_args) else []
         own = _checkpoints(Path(path).parent if path else Path(self.args.output_dir), needed, latest=_step_of(path))
         notes = run.notes({"resume": path is not None, "steps": sorted(own)})
         if not any(note["resume"] for note in notes.values()):
@@ -141,8 +143,8 @@ def _step_of(checkpoint: str | Path | None) -> int | None:
 def _checkpoints(folder: Path, needed: Sequence[str], latest: int | None = None) -> dict[int, Path]:
     """step -> folder of each complete checkpoint in an output folder, up to that of step ``latest``.
 
-    The Trainer writes its own state first, then the optimizer's, then the scheduler's: a cluster that was killed in
-    between would otherwise resume with a new optimizer, without a word.
+    The Trainer writes its own state first, then the optimizer's, then the scheduler's, and we write ours last: a
+    cluster that was killed in between would otherwise resume with a new optimizer, without a word.
     """
     found = {}
     for path in folder.glob("checkpoint-*"):

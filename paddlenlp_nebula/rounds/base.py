@@ -26,7 +26,7 @@ from paddlenlp_nebula.strategy.initial import spread_parameters
 from paddlenlp_nebula.strategy.local_steps import Merge
 from paddlenlp_nebula.tensors import Tensor, master_weight, write
 
-__all__ = ["Rounds", "Step", "codec_for", "final_codec_for"]
+__all__ = ["Rounds", "Step", "codec_for", "final_codec_for", "keeps_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,8 @@ class Rounds(ABC):
             if state is not None:
                 outcome.update(self.restore(load_state(state)))
             fields = {"selection": self._selection.fingerprint(), **hello}
-            fields["nebula_state"] = "there" if state else "missing" if keeps() else None
+            missing = f"missing: copy {STATE_NAME}, or the whole checkpoint, into place" if keeps() else None
+            fields["nebula_state"] = "there" if state else missing
             if not run.alone:
                 local = running_statistics(model)
                 self._say_what_stays_local(list(local.values()))
@@ -236,3 +237,8 @@ def final_codec_for(arguments: NebulaArguments) -> Codec | None:
     dense: Codec = codec_from_spec("int8")
     bucket = Layout.flat(BUCKET_NUMEL)
     return codec if isinstance(codec, Cast) and codec.estimate(bucket) > dense.estimate(bucket) else dense
+
+
+def keeps_state(arguments: NebulaArguments) -> bool:
+    """Whether a checkpoint is incomplete without `STATE_NAME`."""
+    return arguments.sync_strategy == "local_steps" or bool(codec_for(arguments).init(Layout.flat(1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_nebula.arguments import NebulaArguments
-from paddlenlp_nebula.rounds.base import final_codec_for
+from paddlenlp_nebula.rounds.base import final_codec_for, keeps_state
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,18 @@ def test_what_encodes_the_last_round(codec: str, asked: str | None, final: str |
     )
     chosen = final_codec_for(arguments)
     assert (chosen and chosen.spec) == final
+
+
+@pytest.mark.parametrize(
+    ("settings", "keeps"),
+    [
+        ({}, False),
+        ({"sync_codec": "bf16"}, True),
+        ({"sync_codec": "bf16", "sync_error_feedback": False}, False),
+        ({"sync_codec": "dgc:0.01", "sync_error_feedback": False}, True),
+        ({"sync_strategy": "local_steps"}, True),
+    ],
+)
+def test_whose_checkpoints_need_a_state(settings: dict[str, object], keeps: bool) -> None:
+    arguments = NebulaArguments(cluster="west", clusters="west,east", rendezvous="loopback", **settings)
+    assert keeps_state(arguments) == keeps
