@@ -46,6 +46,7 @@ test-slow: setup
 
 bench: setup
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/codecs.py
 
 # Resolve pyproject.toml again for Python 3.10-3.12.
 lock: $(STAMP)
