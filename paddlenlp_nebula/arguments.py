@@ -111,8 +111,9 @@ class NebulaArguments:
     sync_final_codec: Optional[str] = field(
         default=None,
         metadata={
-            "help": "local_steps with a lossy codec: what encodes the last round, together with everything not sent by "
-            "then. Default: int8, or sync_codec itself if that is bf16 or fp16."
+            "help": "local_steps with a lossy codec: send everything that is unsent in the last round, encoded by this "
+            "codec. Default: int8 (bf16 and fp16 themselves) with sync_keep_unsent, without it no such round, since what "
+            "is unsent is then counted several times."
         },
     )
     sync_lora_merge: str = field(

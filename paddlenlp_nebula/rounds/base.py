@@ -228,12 +228,19 @@ def codec_for(arguments: NebulaArguments) -> Codec:
 
 
 def final_codec_for(arguments: NebulaArguments) -> Codec | None:
-    """What ``sync_final_codec`` asks for; by default int8, or the run's own codec where that keeps more or is lossless."""
+    """What encodes the last round together with all that was not sent before, or None: a round like any other.
+
+    By default only with ``sync_keep_unsent``, where what is unsent is a change that a cluster has made once: int8, or
+    the run's own codec where that keeps more. Otherwise every round starts from the anchor again and much of what is
+    unsent has been computed, and counted, several times: to add all of it at once would overshoot.
+    """
     codec: Codec = codec_from_spec(arguments.sync_codec)
     if codec.lossless:
         return None
     if arguments.sync_final_codec is not None:
         return codec_from_spec(arguments.sync_final_codec)
+    if not arguments.sync_keep_unsent:
+        return None
     dense: Codec = codec_from_spec("int8")
     bucket = Layout.flat(BUCKET_NUMEL)
     return codec if isinstance(codec, Cast) and codec.estimate(bucket) > dense.estimate(bucket) else dense
