@@ -8,7 +8,7 @@ import numpy as np
 
 from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.local import LocalGroup
-from paddlenlp_nebula.tensors import Tensor, gradient, numel, set_gradient
+from paddlenlp_nebula.tensors import Tensor, gradient, numel, set_gradient, unwrapped
 
 __all__ = ["SPLIT_MODELS", "complete_gradients", "owners", "refuse_unsupported"]
 
@@ -87,18 +87,9 @@ def complete_gradients(optimizer: Any, local: LocalGroup) -> None:
             local.broadcast_tensor(gradient(parameter), owner)
 
 
-def innermost(optimizer: Any) -> Any:
-    """The optimizer inside all wrappers."""
-    while (inner := vars(optimizer).get("_inner_opt")) is not None:
-        optimizer = inner
-    return optimizer
-
-
 def owners(optimizer: Any) -> dict[int, list[Tensor]] | None:
     """rank -> the parameters whose gradients it owns, under sharding stage 1; else None."""
-    while optimizer is not None:
-        owned = vars(optimizer).get("_rank2params")
-        if owned is not None:
+    for layer in unwrapped(optimizer):
+        if (owned := vars(layer).get("_rank2params")) is not None:
             return dict(owned)
-        optimizer = vars(optimizer).get("_inner_opt")
     return None

@@ -6,6 +6,7 @@ converted on its device before it is copied.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,17 @@ import xxhash
 
 from paddlenlp_nebula.codec.codec import Float32Vector
 
-__all__ = ["Tensor", "gradient", "hash_into", "master_weight", "numel", "read_into", "set_gradient", "write"]
+__all__ = [
+    "Tensor",
+    "gradient",
+    "hash_into",
+    "master_weight",
+    "numel",
+    "read_into",
+    "set_gradient",
+    "unwrapped",
+    "write",
+]
 
 Tensor = Any  # paddle.Tensor is created at run time and has no static type
 
@@ -38,12 +49,18 @@ def master_weight(optimizer: Any, parameter: Tensor) -> Tensor | None:
         optimizer: as the Trainer's callbacks get it, wrapped any number of times.
         parameter: a parameter that it optimizes.
     """
-    while optimizer is not None:
-        weights = vars(optimizer).get("_master_weights")
+    for layer in unwrapped(optimizer):
+        weights = vars(layer).get("_master_weights")
         if weights and parameter.name in weights:
             return weights[parameter.name]
-        optimizer = vars(optimizer).get("_inner_opt")
     return None
+
+
+def unwrapped(optimizer: Any) -> Iterator[Any]:
+    """An optimizer as the Trainer's callbacks get it, the one that it wraps, and so on; the last one is Paddle's own."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = vars(optimizer).get("_inner_opt")
 
 
 def read_into(tensor: Tensor, start: int, stop: int, out: Float32Vector) -> None:

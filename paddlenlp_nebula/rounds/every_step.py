@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_nebula.checkpoint import Arrays
-from paddlenlp_nebula.hybrid import complete_gradients, innermost
+from paddlenlp_nebula.hybrid import complete_gradients
 from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for
 from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
 from paddlenlp_nebula.strategy.exchange import Exchange
+from paddlenlp_nebula.tensors import unwrapped
 
 __all__ = ["EveryStepRounds"]
 
@@ -20,7 +21,8 @@ class EveryStepRounds(Rounds):
 
     def lead(self) -> None:
         codec = codec_for(self._arguments)
-        optimizer = type(innermost(self._optimizer)).__name__
+        *_, innermost = unwrapped(self._optimizer)
+        optimizer = type(innermost).__name__
         if codec.for_gradients and optimizer != "SGD":
             self._run.degrade(
                 f"sync_codec={codec.spec!r} brings the momentum of plain SGD, and the optimizer is {optimizer}: use "

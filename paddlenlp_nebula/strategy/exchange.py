@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -71,12 +71,9 @@ class Exchange:
         """The present values of the parameters in a bucket."""
         return gather(bucket, self._source)
 
-    def refresh_digests(self, parts: Iterable[int] | None = None) -> None:
-        """Hash the parameters anew, in all buckets or in some."""
-        chosen = range(len(self.buckets)) if parts is None else list(parts)
-        fresh = digests([self.buckets[part] for part in chosen], self._source)
-        for part, digest in zip(chosen, fresh, strict=True):
-            self.digests[part] = digest
+    def refresh_digests(self) -> None:
+        """Hash the parameters anew."""
+        self.digests = digests(self.buckets, self._source)
 
     def parameter_digest(self) -> str:
         """One hash of all selected parameters, from the buckets' digests."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from paddlenlp_nebula.adapters.layout import Description, Shape
-from paddlenlp_nebula.adapters.merge import Factors, merge_products
+from paddlenlp_nebula.adapters.kernels import Float32Matrix
+from paddlenlp_nebula.adapters.layout import Description, merge_vectors, split
 from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.selection import Selection
@@ -26,7 +26,7 @@ class _Place:
 
 
 class ProductMerge:
-    """Merges the members' LoRA pairs, whose ranks may differ; see `merge_products`.
+    """Merges the members' LoRA pairs, whose ranks may differ; see `merge_vectors`.
 
     In the selection every pair has the largest rank of all members; a smaller one is filled up with zeros.
 
@@ -88,30 +88,31 @@ class ProductMerge:
         Raises:
             NebulaError: a factor is not finite, naming the layer.
         """
-        for layer, place in self._places.items():
-            factors = [
-                self._factors(self._descriptions[member][layer], place, anchors[member], change)
-                for member, change in changes.items()
-            ]
-            merged: dict[tuple[int, float], Factors] = {}
-            for member, anchor in anchors.items():
-                shape = self._descriptions[member][layer]
-                rank, scaling = shape["rank"], shape["scaling"]
-                if (rank, scaling) not in merged:
-                    try:
-                        a, b = merge_products(factors, [float(weights[name]) for name in changes], rank, scaling)
-                    except ValueError as error:
-                        raise NebulaError(f"LoRA layer {layer!r} cannot be merged: {error}") from None
-                    merged[rank, scaling] = Factors(a, b, scaling)
-                self._put(merged[rank, scaling], shape, place, anchor)
+        vectors = [self._trimmed(member, anchors[member] + change) for member, change in changes.items()]
+        descriptions = [self._descriptions[member] for member in changes]
+        shares = [float(weights[member]) for member in changes]
+        merged: list[tuple[Description, Float32Vector]] = []
+        for member, anchor in anchors.items():
+            own = self._descriptions[member]
+            vector = next((done for description, done in merged if description == own), None)
+            if vector is None:
+                try:
+                    vector = merge_vectors(vectors, descriptions, shares, own)
+                except ValueError as error:
+                    raise NebulaError(f"the clusters' LoRA cannot be merged: {error}") from None
+                merged.append((own, vector))
+            for (wide_a, wide_b), factors in zip(self._pairs(member, anchor), split(vector, own), strict=True):
+                wide_a[:], wide_b[:] = factors.a, factors.b
 
-    @staticmethod
-    def _factors(shape: Shape, place: _Place, anchor: Float32Vector, change: Float32Vector) -> Factors:
-        a = (anchor[place.a] + change[place.a]).reshape(shape["in"], place.width)
-        b = (anchor[place.b] + change[place.b]).reshape(place.width, shape["out"])
-        return Factors(a[:, : shape["rank"]].copy(), b[: shape["rank"]].copy(), shape["scaling"])
+    def _trimmed(self, member: str, vector: Float32Vector) -> Float32Vector:
+        """A member's factors at its own ranks, in the form of `layout`."""
+        pieces = [piece.reshape(-1) for pair in self._pairs(member, vector) for piece in pair]
+        return np.concatenate(pieces)
 
-    @staticmethod
-    def _put(factors: Factors, shape: Shape, place: _Place, anchor: Float32Vector) -> None:
-        anchor[place.a].reshape(shape["in"], place.width)[:, : shape["rank"]] = factors.a
-        anchor[place.b].reshape(place.width, shape["out"])[: shape["rank"]] = factors.b
+    def _pairs(self, member: str, vector: Float32Vector) -> Iterator[tuple[Float32Matrix, Float32Matrix]]:
+        """The parts of a flat vector that are a member's A and B, layer by layer, as views."""
+        for layer, shape in self._descriptions[member].items():
+            place, rank = self._places[layer], shape["rank"]
+            a = vector[place.a].reshape(shape["in"], place.width)
+            b = vector[place.b].reshape(place.width, shape["out"])
+            yield a[:, :rank], b[:rank]
