@@ -106,11 +106,12 @@ class DeepGradientCompression(Codec):
         velocity *= np.float32(self.momentum)
         velocity += self._clipped(vector)
         residual += velocity
-        kept, left = self.kept(turn.round), np.empty_like(residual)
-        payload = KEPT.pack(kept) + self.topk(kept).encode(residual, layout, {}, turn, left)
-        sent = np.flatnonzero(left != residual)
-        velocity[sent] = 0.0
-        residual[sent] = left[sent]
+        topk = self.topk(kept := self.kept(turn.round))
+        stream = topk.encode(residual, layout, {}, turn)
+        positions, values = topk.entries(stream, layout)
+        sent = positions[values != 0]
+        velocity[sent] = residual[sent] = 0.0  # float32 values are sent in full
+        payload = KEPT.pack(kept) + stream
         if error is not None:
             np.subtract(vector, self.decode(memoryview(payload), layout), out=error)
         return memoryview(payload)
