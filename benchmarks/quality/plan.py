@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.quality.results import Results
 from benchmarks.quality.setting import DENSE, Setting
-from benchmarks.quality.show import STARTS, best
+from benchmarks.quality.show import STARTS, shown
 from benchmarks.quality.training import Training
 
 __all__ = ["CLUSTERS", "SEED", "Run", "confirmed", "searched", "work"]
@@ -40,11 +40,11 @@ def searched() -> list[Run]:
 
 
 def confirmed(results: Results) -> list[Run]:
-    """Dense and the best at 400 and at 4,000 times fewer bytes: further seeds, and more clusters."""
-    chosen = [best(results.rows(), reduction, CLUSTERS, SEED) for reduction in (400, 4000)]
-    settings = [Setting.parse(text) for text in dict.fromkeys([DENSE, *filter(None, chosen)])]
-    seeds = [Run(setting, start, CLUSTERS, seed) for seed in SEEDS for setting in settings for start in STARTS]
-    return [*seeds, *(Run(setting, start, MORE_CLUSTERS, SEED) for setting in settings for start in STARTS)]
+    """Dense and the best at 400 and at 4,000 times fewer bytes, from each start: further seeds, and more clusters."""
+    rows = results.rows()
+    again = [(CLUSTERS, seed) for seed in SEEDS] + [(MORE_CLUSTERS, SEED)]
+    chosen = [(text, start) for start in STARTS for text in shown(rows, start, CLUSTERS, SEED)]
+    return [Run(Setting.parse(text), start, *group) for group in again for text, start in chosen]
 
 
 def work(results: Results, training: Training, checkpoints: Path, plan: Callable[[], Sequence[Run]]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from paddlenlp_nebula.arguments import NebulaArguments
 
 __all__ = ["DENSE", "Setting"]
 
 DENSE = "every_step fp32"
+"""The reference, at the learning rate of `training.Training`."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Setting:
                 )
             options[name] = kinds[name](value) if equals else True
         return cls(strategy, codec, **options)
+
+    @property
+    def dense(self) -> bool:
+        """Whether it is the reference, at whatever learning rate."""
+        return str(replace(self, lr=0.0)) == DENSE
 
     def __str__(self) -> str:
         words = [self.strategy, self.codec]

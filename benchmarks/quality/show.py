@@ -8,21 +8,20 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.quality.results import Row
-from benchmarks.quality.setting import DENSE
+from benchmarks.quality.setting import Setting
 
-__all__ = ["best", "plot", "table"]
+__all__ = ["plot", "shown", "table"]
 
 STARTS = ("scratch", "continued")
+REDUCTIONS = (400, 4000)
 
 
-def best(rows: Sequence[Row], reduction: float, clusters: int, seed: int) -> str | None:
-    """The setting whose larger gap, of both starts, is the smallest among those that send so much less."""
-    gaps: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in rows:
-        if (row["clusters"], row["seed"]) == (clusters, seed) and row["reduction"] >= reduction:
-            gaps[row["setting"]][row["start"]] = row["gap_percent"]
-    complete = {setting: max(found.values()) for setting, found in gaps.items() if set(found) == set(STARTS)}
-    return min(complete, key=complete.__getitem__, default=None)
+def shown(rows: Sequence[Row], start: str, clusters: int, seed: int) -> list[str]:
+    """The settings that matter: dense at its best learning rate, the best at 400 and the best at 4,000 times fewer bytes."""
+    group = [row for row in rows if (row["start"], row["clusters"], row["seed"]) == (start, clusters, seed)]
+    dense = [row for row in group if Setting.parse(row["setting"]).dense]
+    groups = [dense, *([row for row in group if row["reduction"] >= reduction] for reduction in REDUCTIONS)]
+    return list(dict.fromkeys(min(rows, key=lambda row: row["eval_loss"])["setting"] for rows in groups if rows))
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -49,7 +48,7 @@ def _gap(rows: Sequence[Row]) -> str:
     gaps = [row["gap_percent"] for row in rows if row["gap_percent"] is not None]
     if not gaps:
         return "-"
-    if all(row["setting"] == DENSE for row in rows):
+    if not any(gaps) and Setting.parse(rows[0]["setting"]).dense:
         return f"loss {mean(row['eval_loss'] for row in rows):.4f}"
     spread = f" ({min(gaps):+.2f} to {max(gaps):+.2f})" if len(gaps) > 1 else ""
     return f"{mean(gaps):+.2f} %{spread}"
@@ -68,7 +67,7 @@ def plot(rows: Sequence[Row], path: Path, clusters: int, seed: int) -> None:
 
     chosen = [row for row in rows if (row["clusters"], row["seed"]) == (clusters, seed)]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    named = dict.fromkeys([DENSE, best(rows, 400, clusters, seed), best(rows, 4000, clusters, seed)])
+    named = shown(rows, "scratch", clusters, seed)
     for row in chosen:
         if row["start"] == "scratch" and row["setting"] in named:
             tokens, losses = zip(*row["curve"], strict=True)
@@ -84,7 +83,7 @@ def plot(rows: Sequence[Row], path: Path, clusters: int, seed: int) -> None:
             label={"scratch": "from scratch", "continued": "continued from dense"}[start],
         )
     right.axhline(1, color="grey", linewidth=0.8, linestyle="--")
-    for reduction in (400, 4000):
+    for reduction in REDUCTIONS:
         right.axvline(4 / reduction, color="grey", linewidth=0.8, linestyle=":")
     right.set(
         xscale="log",

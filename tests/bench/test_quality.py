@@ -12,7 +12,7 @@ import pytest
 from benchmarks.quality.plan import Run, searched, work
 from benchmarks.quality.results import Results, with_gaps
 from benchmarks.quality.setting import DENSE, Setting
-from benchmarks.quality.show import best, plot, table
+from benchmarks.quality.show import plot, shown, table
 from benchmarks.quality.text import load_text
 from benchmarks.quality.training import Training
 
@@ -85,33 +85,36 @@ def row(setting: str, start: str, reduction: float, loss: float, seed: int = 1) 
 def test_gaps_best_and_table() -> None:
     rows = with_gaps(
         [
-            row("a", "scratch", 500, 2.2),
+            row("local_steps int8 every=3", "scratch", 500, 2.2),
             row(DENSE, "scratch", 1, 2.0),
             row(DENSE, "continued", 1, 2.0),
-            row("a", "continued", 500, 2.0),
-            row("b", "scratch", 450, 2.1),
-            row("b", "continued", 450, 2.02),
-            row("c", "scratch", 390, 2.0),  # sends too much
-            row("c", "continued", 390, 2.0),
-            row("d", "scratch", 900, 2.0),  # of one start only
-            row("a", "scratch", 500, 2.0, seed=2),  # no dense run of this seed yet
+            row("local_steps int8 every=3", "continued", 500, 2.0),
+            row("local_steps sign every=3", "scratch", 450, 2.1),
+            row("local_steps sign every=3", "continued", 450, 2.02),
+            row("local_steps fp32", "scratch", 390, 2.0),  # sends too much
+            row("local_steps int2 every=9", "continued", 4900, 2.05),
+            row(f"{DENSE} lr=0.1", "continued", 1, 1.9),  # the best dense rate
+            row("local_steps int8 every=3", "scratch", 500, 2.0, seed=2),  # no dense run of this seed yet
         ]
     )
     assert [None if r["gap_percent"] is None else round(r["gap_percent"], 6) for r in rows] == [
-        *(10, 0, 0, 0, 5, 1, 0, 0, 0),
+        *(10, 0, 5.263158, 5.263158, 5, 6.315789, 0, 7.894737, 0),
         None,
     ]
-    assert best(rows, 400, 2, 1) == "b"
-    assert best(rows, 4000, 2, 1) is None
+    assert shown(rows, "scratch", 2, 1) == [DENSE, "local_steps sign every=3"]
+    assert shown(rows, "continued", 2, 1) == [
+        *(f"{DENSE} lr=0.1", "local_steps int8 every=3", "local_steps int2 every=9")
+    ]
     lines = list(table(rows))
-    assert lines[2] == f"| 2 | `{DENSE}` | 1x | loss 2.0000 | loss 2.0000 | 1 |"
-    assert "| 2 | `b` | 450x | +5.00 % | +1.00 % | 1 |" in lines
+    assert lines[2] == f"| 2 | `{DENSE}` | 1x | loss 2.0000 | +5.26 % | 1 |"
+    assert lines[3] == f"| 2 | `{DENSE} lr=0.1` | 1x | - | loss 1.9000 | 1 |"
+    assert "| 2 | `local_steps sign every=3` | 450x | +5.00 % | +6.32 % | 1 |" in lines
 
 
 def test_rows_are_kept_once_and_another_training_is_refused(tmp_path: Path) -> None:
     results = Results(tmp_path / "quality.json", TINY)
-    assert len(results.append([row("a", "scratch", 500, 2.2)])) == 1
-    assert results.append([row("a", "scratch", 500, 9.9)]) == []
+    assert len(results.append([row("local_steps int8 every=3", "scratch", 500, 2.2)])) == 1
+    assert results.append([row("local_steps int8 every=3", "scratch", 500, 9.9)]) == []
     (added,) = results.append([row(DENSE, "scratch", 1, 2.0)])
     assert added["gap_percent"] == 0
     assert [round(r["gap_percent"], 6) for r in results.rows()] == [10, 0]
