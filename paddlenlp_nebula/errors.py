@@ -11,6 +11,7 @@ __all__ = [
     "NebulaError",
     "PeerLost",
     "ProtocolError",
+    "SecurityError",
 ]
 
 
@@ -38,6 +39,20 @@ class HandshakeError(NebulaError):
 
 class ProtocolError(NebulaError):
     """Bytes from a peer do not parse, or are not what the protocol expects at this point."""
+
+
+class SecurityError(NebulaError):
+    """The other side is not who it should be, or what arrives is not what was sent; or our own keys are not in order.
+
+    Args:
+        sentence: expected, got, what to do.
+        category: the same for all cases of one sort, in a few words without anything from the other side ("an expired
+            certificate"): refusals are counted by it.
+    """
+
+    def __init__(self, sentence: str, category: str = "a failed TLS handshake") -> None:
+        self.category = category
+        super().__init__(sentence)
 
 
 class ChannelLost(NebulaError):

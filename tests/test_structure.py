@@ -19,6 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # ones. Those in one line do not know each other.
 LAYERS = [
     ["errors", "forking"],
+    ["security"],
     ["transport"],
     ["link"],
     ["codec"],

@@ -15,6 +15,7 @@ What is *in* the chunks is the link's business (``link/frames.py``).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import ClassVar
 
 __all__ = ["CHUNKS", "CHUNK_BYTES", "Channel"]
@@ -39,6 +40,7 @@ class Channel(ABC):
         bytes_received: bytes of all chunks that have arrived and been released so far.
         bytes_delivered: bytes of the committed chunks that the peer is known to have.
         seconds_sending: time in which any of those was on its way; 0 where nobody has looked at a clock.
+        notes: sentences for the log that have come up; whoever logs takes them out.
         autonomous: whether committed chunks travel on while this process does something else.
     """
 
@@ -51,6 +53,7 @@ class Channel(ABC):
         self.bytes_received = 0
         self.bytes_delivered = 0
         self.seconds_sending = 0.0
+        self.notes: deque[str] = deque(maxlen=64)
 
     @abstractmethod
     def free_chunks(self) -> int:

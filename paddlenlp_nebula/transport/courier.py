@@ -22,10 +22,12 @@ import socket
 import struct
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from typing import IO
 
 from ..errors import NebulaError, ProtocolError
 from ..forking import close_in_children
+from ..security.identity import Credentials
 from .channel import CHUNK_BYTES, CHUNKS
 from .doorbells import Doorbell, Kind, Record, pack, unpack
 from .launch import Launch
@@ -46,9 +48,10 @@ class CourierChannel(RingChannel):
         chunk_bytes: capacity of one chunk, the same at both ends (checked when they meet).
         chunks: chunks in flight per direction; 2 * chunks * chunk_bytes of memory, touched as it is used.
         mpiexec: the command that starts one MPI process; None takes this Python's own (MPICH).
+        credentials: for TLS; None leaves the link plain.
 
     Attributes:
-        port: the MPI port, after ``open_port`` and some ``progress``.
+        port: the MPI port and the ticket for it, after ``open_port`` and some ``progress``.
         connected: whether both couriers have met.
 
     Raises:
@@ -56,7 +59,13 @@ class CourierChannel(RingChannel):
     """
 
     def __init__(
-        self, peer: str, chunk_bytes: int = CHUNK_BYTES, chunks: int = CHUNKS, *, mpiexec: list[str] | None = None
+        self,
+        peer: str,
+        chunk_bytes: int = CHUNK_BYTES,
+        chunks: int = CHUNKS,
+        *,
+        mpiexec: list[str] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         if chunk_bytes < 1 or chunks < 1:
             raise ValueError(f"chunk_bytes and chunks must be at least 1, got {chunk_bytes} and {chunks}")
@@ -65,6 +74,7 @@ class CourierChannel(RingChannel):
         super().__init__(peer, cut(view[:half], chunks, chunk_bytes), cut(view[half:], chunks, chunk_bytes))
         self.port: str | None = None
         self.connected = False
+        self._credentials = credentials
         self._orders: list[Record] = []  # until the courier has said hello
         self._bell: Doorbell | None = None
         self._ended_at: float | None = None
@@ -166,8 +176,11 @@ class CourierChannel(RingChannel):
             if uid != os.getuid() or not self._is_hello(packets.recv(4096)):
                 packets.close()
                 return
-            setup = pack(Record(Kind.SETUP, len(self._send_slots), self.chunk_bytes, str(self._launch.pid)))
-            socket.send_fds(packets, [setup], [self._memory_fd])
+            words = f"{self._launch.pid} {self.peer}"
+            setup = pack(Record(Kind.SETUP, len(self._send_slots), self.chunk_bytes, words))
+            with ExitStack() as files:
+                secrets = [files.enter_context(_memory_file(self._credentials.pack()))] if self._credentials else []
+                socket.send_fds(packets, [setup], [self._memory_fd, *(file.fileno() for file in secrets)])
             self._launch.adopt(pid)
             self._bell = bell = Doorbell(packets)
             self._epoll.unregister(self._listener.fileno())
@@ -202,6 +215,8 @@ class CourierChannel(RingChannel):
                 self.connected, self._waiting_for = True, None
             elif record.kind is Kind.LOST:
                 self._lose(record.text)
+            elif record.kind is Kind.NOTE:
+                self.notes.append(record.text)
             else:
                 raise ProtocolError(f"its courier said {record.kind.name} {record.slot} {record.number} out of turn")
 
@@ -252,6 +267,14 @@ class CourierChannel(RingChannel):
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not sys.is_finalizing():  # at the end the courier goes by itself
             self.close()
+
+
+def _memory_file(content: bytes) -> IO[bytes]:
+    """A file without a name, for a secret: only who is given its descriptor can read it."""
+    file = open(os.memfd_create("nebula", os.MFD_CLOEXEC), "w+b")  # noqa: SIM115  # the caller closes it
+    file.write(content)
+    file.flush()
+    return file
 
 
 def _sealed_memory(nbytes: int) -> tuple[int, mmap.mmap]:

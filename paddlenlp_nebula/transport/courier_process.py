@@ -12,28 +12,31 @@ import ctypes
 import mmap
 import os
 import resource
+import secrets
 import select
 import signal
 import socket
 import struct
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from ..errors import ProtocolError
-from .doorbells import Doorbell, Kind, Record
+from ..errors import ProtocolError, SecurityError
+from ..security.identity import Credentials, Identity
+from .doorbells import Doorbell, Kind, Record, unpack
+from .greeting import GREETING_BYTES, TICKET_BYTES, check_greeting, pack_greeting
 from .rings import cut
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .pump import Pump
+    from .sealed import SealedPump
 
 ADDRESS_VARIABLE = "NEBULA_COURIER"
 """Environment variable with the leader's socket and the token: not an argument, which everybody could read."""
 
-_GREETING = struct.Struct("<8sQ")
-_MAGIC = b"nebula\x00\x01"
 _GREETING_TAG = 0x4E41
 
 # The sleep after a look at MPI that found nothing: a share of the time for which nothing has moved. A look costs
@@ -107,17 +110,28 @@ def refuse_little_shared_memory(folder: str = _SHARED) -> None:
 
 
 class Courier:
-    """Obeys one leader and moves chunks for it."""
+    """Obeys one leader and moves chunks for it, under TLS if it has been given an identity."""
 
-    def __init__(self, bell: Doorbell, memory: mmap.mmap, chunks: int, chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        bell: Doorbell,
+        memory: mmap.mmap,
+        chunks: int,
+        chunk_bytes: int,
+        peer: str,
+        credentials: Credentials | None,
+    ) -> None:
         view = memoryview(memory)
         half = chunks * chunk_bytes
         self._bell = bell
         self._chunk_bytes = chunk_bytes
         self._send_slots = cut(view[:half], chunks, chunk_bytes)
         self._receive_slots = cut(view[half:], chunks, chunk_bytes)
-        self._pump: Pump | None = None
-        self._port = ""
+        self._peer = peer
+        self._identity = Identity(credentials, self._note) if credentials is not None else None
+        self._pump: Pump | SealedPump | None = None
+        self._connected = False
+        self._port, self._ticket = "", b""
         self._given: set[int] = set()  # receive slots that the leader holds
         self._sending_s = 0.0  # time in which chunks were on their way, up to the last look at them
         self._looked_at = 0.0
@@ -158,7 +172,7 @@ class Courier:
                     raise ProtocolError(f"no chunk {order.slot} of {order.number} bytes")
                 if not self._pump.sending:
                     self._looked_at = time.monotonic()
-                self._pump.send(order.slot, order.number)
+                self._pump.send(order.slot, self._send_slots[order.slot][: order.number])
             elif order.kind is Kind.FREE and self._pump is not None:
                 self._given.remove(order.slot)
                 self._pump.repost(order.slot)
@@ -172,47 +186,54 @@ class Courier:
         from mpi4py import MPI
 
         if order.kind is Kind.OPEN:
-            self._port = MPI.Open_port()
-            self._bell.post(Record(Kind.PORT, text=self._port))
+            self._port, self._ticket = MPI.Open_port(), secrets.token_bytes(TICKET_BYTES)
+            self._bell.post(Record(Kind.PORT, text=f"{self._ticket.hex()} {self._port}"))
         elif order.kind is Kind.ACCEPT:
             info = MPI.Info.Create()
             info.Set("timeout", str(order.number // 1000 + 2))  # only if the leader's own deadline fails
-            self._greet(MPI.COMM_SELF.Accept(self._port, info))
+            self._greet(MPI.COMM_SELF.Accept(self._port, info), accepts=True)
             MPI.Close_port(self._port)
         elif order.kind is Kind.CONNECT:
-            self._greet(MPI.COMM_SELF.Connect(order.text))
+            ticket, _, port = order.text.partition(" ")
+            try:
+                self._ticket = bytes.fromhex(ticket)
+            except ValueError:
+                raise ProtocolError("the port that came through the door is not a courier's") from None
+            self._greet(MPI.COMM_SELF.Connect(port), accepts=False)
         else:
             raise ProtocolError(f"{order.kind.name} does not fit here")
 
-    def _greet(self, comm: MPI.Intercomm) -> None:
-        """Check that the other end is a courier with chunks of the same size, before any chunk flows."""
+    def _greet(self, comm: MPI.Intercomm, *, accepts: bool) -> None:
+        """Have the other end proved to be the courier that is meant, with chunks of the same size, before any chunk flows."""
         from mpi4py import MPI
 
-        from .pump import Pump
+        from .pump import Pump, seal
 
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         if comm.Get_remote_size() != 1:
             raise Lost(f"expected one process at the other end, got {comm.Get_remote_size()}")
-        mine = bytearray(_GREETING.pack(_MAGIC, self._chunk_bytes))
-        theirs = bytearray(_GREETING.size)
-        requests = [
-            comm.Irecv([theirs, len(theirs), MPI.BYTE], 0, _GREETING_TAG),
-            comm.Isend([mine, len(mine), MPI.BYTE], 0, _GREETING_TAG),
-        ]
-        while not MPI.Request.Testall(requests):
-            time.sleep(0.5e-3)  # the leader's deadline bounds this
-        magic, chunk_bytes = _GREETING.unpack(theirs)
-        if magic != _MAGIC:
-            raise Lost("the other end speaks another version; install the same paddlenlp-nebula on all clusters")
-        if chunk_bytes != self._chunk_bytes:
-            raise Lost(f"chunks here have {self._chunk_bytes} bytes but {chunk_bytes} there; give both the same value")
-        self._pump = Pump(comm, 0, self._send_slots, self._receive_slots)
-        self._bell.post(Record(Kind.CONNECTED))
+        greeting = pack_greeting(self._chunk_bytes, self._ticket)
+        check = partial(check_greeting, chunk_bytes=self._chunk_bytes, ticket=self._ticket)
+        if self._identity is None:
+            check(_exchange(comm, greeting))
+            self._pump = Pump(comm, 0, len(self._send_slots), self._receive_slots)
+        else:
+            who = f"cluster {self._peer!r}"
+            session = partial(self._identity.session, server_side=accepts, allowed=[self._peer], peer=who)
+            self._pump, _ = seal(
+                comm, 0, self._receive_slots, new_session=session, greeting=greeting, check=check, note=self._note
+            )
+
+    def _note(self, sentence: str) -> None:
+        self._bell.post(Record(Kind.NOTE, text=sentence))
 
     def _move(self) -> bool:
         if self._pump is None:
             return False
         sent, received = self._pump.test()
+        if self._pump.ready and not self._connected:
+            self._connected = True
+            self._bell.post(Record(Kind.CONNECTED))
         if sent:
             now = time.monotonic()
             self._sending_s += now - self._looked_at
@@ -223,6 +244,20 @@ class Courier:
             self._given.add(slot)
             self._bell.post(Record(Kind.RECEIVED, slot, nbytes))
         return bool(sent or received)
+
+
+def _exchange(comm: MPI.Intercomm, greeting: bytes) -> bytearray:
+    """Send our greeting in the clear and return the other end's."""
+    from mpi4py import MPI
+
+    theirs = bytearray(GREETING_BYTES)
+    requests = [
+        comm.Irecv([theirs, len(theirs), MPI.BYTE], 0, _GREETING_TAG),
+        comm.Isend([greeting, len(greeting), MPI.BYTE], 0, _GREETING_TAG),
+    ]
+    while not MPI.Request.Testall(requests):
+        time.sleep(0.5e-3)  # the leader's deadline bounds this
+    return theirs
 
 
 def guard(packets: socket.socket, leader: int, launcher: int) -> None:
@@ -262,22 +297,24 @@ def greet_leader() -> tuple[socket.socket, int]:
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a segfault of MPI is expected, a file of it is not
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, 0)
+    )  # a segfault of MPI is expected; a file of it, keys and all, is not
     packets, leader = greet_leader()
-    packet, descriptors, _, _ = socket.recv_fds(packets, 4096, 1)
-    from .doorbells import unpack
-
+    packet, descriptors, _, _ = socket.recv_fds(packets, 4096, 2)
     setup = unpack(packet)
-    if setup.kind is not Kind.SETUP or len(descriptors) != 1:
+    if setup.kind is not Kind.SETUP or len(descriptors) not in (1, 2):
         raise SystemExit("expected the set-up record from the leader")
-    guard(packets, leader, int(setup.text))
+    launcher, _, peer = setup.text.partition(" ")
+    guard(packets, leader, int(launcher))
     bell = Doorbell(packets)
     try:
+        credentials = _read_credentials(descriptors[1]) if len(descriptors) == 2 else None
         start_mpi()
         memory = mmap.mmap(descriptors[0], 2 * setup.slot * setup.number)
         os.close(descriptors[0])
-        Courier(bell, memory, setup.slot, setup.number).run()
-    except Lost as loss:
+        Courier(bell, memory, setup.slot, setup.number, peer, credentials).run()
+    except (Lost, ProtocolError, SecurityError) as loss:
         bell.post(Record(Kind.LOST, text=str(loss)))
     except Exception as error:
         what = str(error).splitlines()[0].removesuffix(", error stack:") if str(error) else type(error).__name__
@@ -285,6 +322,12 @@ def main() -> None:
     packets.setblocking(True)
     bell.flush()
     os._exit(0)  # the leader reads the last record, sees the end, and kills mpiexec
+
+
+def _read_credentials(descriptor: int) -> Credentials:
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        return Credentials.parse(file.read())
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ class Kind(IntEnum):
     """What a record says. In brackets: who says it, and the meaning of slot, number and text."""
 
     HELLO = 1  # (courier; text: the token that proves who started it)
-    SETUP = 2  # (leader; slot: chunks per direction, number: chunk_bytes, text: mpiexec's pid; memory attached)
+    SETUP = 2  # (leader; slot: chunks per direction, number: chunk_bytes, text: mpiexec's pid and the peer's name;
+    # memory attached, and credentials for TLS)
     OPEN = 3  # (leader) open an MPI port
     PORT = 4  # (courier; text: the port)
     ACCEPT = 5  # (leader; number: milliseconds)
@@ -35,6 +36,7 @@ class Kind(IntEnum):
     RECEIVED = 10  # (courier; slot, number: bytes)
     FREE = 11  # (leader; slot)
     LOST = 12  # (courier; text: why)
+    NOTE = 13  # (courier; text: a sentence for the log)
 
 
 _KINDS = {int(kind): kind for kind in Kind}

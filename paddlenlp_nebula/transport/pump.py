@@ -1,4 +1,4 @@
-"""Chunks over one MPI communicator: receives posted ahead, sends in flight, nothing that waits.
+"""Messages over one MPI communicator: receives posted ahead, sends in flight, nothing that waits.
 
 The only module besides the couriers' main program and ``world`` that touches MPI, and only with
 upper-case (buffer) calls. Import it after ``mpi4py.rc.initialize = False``.
@@ -7,11 +7,15 @@ upper-case (buffer) calls. Import it after ``mpi4py.rc.initialize = False``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from mpi4py import MPI
 
-__all__ = ["CHUNK_TAG", "PeerClosed", "Pump"]
+from ..security.session import Session
+from .sealed import SealedPump, wire_sends, wire_slots
+
+__all__ = ["CHUNK_TAG", "PeerClosed", "Pump", "seal"]
 
 CHUNK_TAG = 0x4E42
 
@@ -21,7 +25,7 @@ class PeerClosed(Exception):
 
 
 class Pump:
-    """Moves slots between this process and ``rank`` of ``comm``.
+    """Moves messages between this process and ``rank`` of ``comm``.
 
     Sends are synchronous-mode (``Issend``): complete only when the peer has taken the chunk into a posted
     slot. With standard mode a peer that reads nothing would make small messages pile up inside its MPI,
@@ -30,18 +34,21 @@ class Pump:
     Args:
         comm: an intracommunicator or an intercommunicator, with errors returned.
         rank: the peer's rank in it.
-        send_slots: writable views that chunks are sent from.
-        receive_slots: writable views that chunks are received into; all of them are posted at once.
+        sends: how many messages can be on their way out at once; they are numbered from 0.
+        receive_slots: writable views that messages are received into; all of them are posted at once.
+
+    Attributes:
+        sending: how many messages are on their way out.
+        ready: whether chunks can flow (a `SealedPump` must first know who is there).
     """
 
-    def __init__(
-        self, comm: MPI.Comm, rank: int, send_slots: Sequence[memoryview], receive_slots: Sequence[memoryview]
-    ) -> None:
+    ready: ClassVar[bool] = True
+
+    def __init__(self, comm: MPI.Comm, rank: int, sends: int, receive_slots: Sequence[memoryview]) -> None:
         self._comm = comm
         self._rank = rank
-        self._send_slots = send_slots
         self._receive_slots = receive_slots
-        self._base = len(send_slots)
+        self._base = sends
         slots = self._base + len(receive_slots)
         self._requests: list[MPI.Request] = [MPI.REQUEST_NULL] * slots
         self._statuses = [MPI.Status() for _ in range(slots)]
@@ -51,14 +58,13 @@ class Pump:
         for slot in range(len(receive_slots)):
             self.repost(slot)
 
-    def send(self, slot: int, nbytes: int) -> None:
-        """Start sending the first ``nbytes`` of a send slot."""
-        buffer = self._send_slots[slot][:nbytes]
-        self._requests[slot] = self._comm.Issend([buffer, nbytes, MPI.BYTE], self._rank, CHUNK_TAG)
+    def send(self, number: int, message: bytes | memoryview) -> None:
+        """Start sending a message, not an empty one; ``test`` returns its number when it has been taken."""
+        self._requests[number] = self._comm.Issend([message, len(message), MPI.BYTE], self._rank, CHUNK_TAG)
         self.sending += 1
 
     def repost(self, slot: int) -> None:
-        """Let the next chunk come into a receive slot."""
+        """Let the next message come into a receive slot."""
         buffer = self._receive_slots[slot]
         self._requests[self._base + slot] = self._comm.Irecv([buffer, len(buffer), MPI.BYTE], self._rank, CHUNK_TAG)
         self._posted.append(slot)
@@ -67,7 +73,7 @@ class Pump:
         """What has completed since the last call.
 
         Returns:
-            The send slots that are free again, and (receive slot, bytes) in the order they were sent.
+            The numbers of messages that the peer has taken, and (receive slot, bytes) in the order they were sent.
 
         Raises:
             MPI.Exception: MPI reports an error.
@@ -104,3 +110,30 @@ class Pump:
                 request.Cancel()
         bye = self._comm.Isend([bytearray(0), 0, MPI.BYTE], self._rank, CHUNK_TAG)
         return [request for request in (*self._requests, bye) if request != MPI.REQUEST_NULL]
+
+
+def seal(
+    comm: MPI.Comm,
+    rank: int,
+    receive_slots: Sequence[memoryview],
+    *,
+    new_session: Callable[[], Session],
+    greeting: bytes,
+    check: Callable[[bytes], None],
+    note: Callable[[str], None],
+) -> tuple[SealedPump, Pump]:
+    """A pump under TLS, and the one below it that the sealed messages go through; for the arguments see `SealedPump`."""
+    chunks = len(receive_slots)
+    sends, slots = wire_sends(chunks, len(receive_slots[0])), wire_slots(chunks)
+    wire = Pump(comm, rank, sends, slots)
+    pump = SealedPump(
+        wire,
+        sends,
+        slots,
+        new_session=new_session,
+        greeting=greeting,
+        check=check,
+        receive_slots=receive_slots,
+        note=note,
+    )
+    return pump, wire

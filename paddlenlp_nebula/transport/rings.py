@@ -62,6 +62,11 @@ class RingChannel(Channel):
         if self._loss is None:
             self._loss = reason
 
+    @property
+    def loss(self) -> str | None:
+        """Why nothing more will come, if that is known."""
+        return self._loss
+
     def free_chunks(self) -> int:
         if self._closed or self._loss is not None:
             return 0

@@ -12,16 +12,21 @@ import os
 import struct
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ..errors import NebulaError
+from ..errors import NebulaError, SecurityError
+from ..security.identity import Identity
+from ..security.session import Session
 from .channel import CHUNK_BYTES, CHUNKS, Channel
+from .greeting import check_greeting, pack_greeting
 from .rings import RingChannel, cut
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .pump import Pump
+    from .sealed import SealedPump
 
 __all__ = ["NAME_BYTES", "WorldChannel", "join_world"]
 
@@ -39,15 +44,40 @@ _unfinished: list[MPI.Request] = []
 class WorldChannel(RingChannel):
     """A channel to another rank; made by :func:`join_world`. Has no descriptor: poll it."""
 
-    def __init__(self, peer: str, comm: MPI.Comm, rank: int, chunk_bytes: int, chunks: int) -> None:
-        from .pump import Pump
+    def __init__(
+        self,
+        peer: str,
+        comm: MPI.Comm,
+        rank: int,
+        chunk_bytes: int,
+        chunks: int,
+        new_session: Callable[[], Session] | None,
+    ) -> None:
+        from .pump import Pump, seal
 
         memory = [memoryview(bytearray(chunks * chunk_bytes)) for _ in range(2)]
         super().__init__(peer, *(cut(half, chunks, chunk_bytes) for half in memory))
-        self._pump: Pump = Pump(comm, rank, self._send_slots, self._receive_slots)
+        self._pump: Pump | SealedPump
+        if new_session is None:
+            self._pump = self._wire = Pump(comm, rank, chunks, self._receive_slots)
+        else:
+            self._pump, self._wire = seal(
+                comm,
+                rank,
+                self._receive_slots,
+                new_session=new_session,
+                greeting=pack_greeting(chunk_bytes),
+                check=lambda theirs: check_greeting(theirs, chunk_bytes),
+                note=self.notes.append,
+            )
+
+    def settle(self) -> bool:
+        """Go on with the handshake; whether chunks can flow, or never will."""
+        self._move()
+        return self._pump.ready or self._loss is not None
 
     def _submit(self, slot: int, nbytes: int) -> None:
-        self._guarded(lambda: self._pump.send(slot, nbytes))
+        self._guarded(lambda: self._pump.send(slot, self._send_slots[slot][:nbytes]))
 
     def _repost(self, slot: int) -> None:
         self._guarded(lambda: self._pump.repost(slot))
@@ -73,6 +103,8 @@ class WorldChannel(RingChannel):
             self._lose("the other side has closed it")
         except MPI.Exception as error:
             self._lose(f"MPI failed: {error.Get_error_string()}")
+        except NebulaError as error:
+            self._lose(str(error))
 
     def fileno(self) -> int | None:
         return None
@@ -81,7 +113,7 @@ class WorldChannel(RingChannel):
         if self._closed:
             return
         self._closed = True
-        self._guarded(lambda: _unfinished.extend(self._pump.close()))
+        self._guarded(lambda: _unfinished.extend(self._wire.close()))
 
 
 def join_world(
@@ -90,6 +122,7 @@ def join_world(
     timeout_s: float,
     chunk_bytes: int = CHUNK_BYTES,
     chunks: int = CHUNKS,
+    identity: Identity | None = None,
 ) -> dict[str, Channel]:
     """Meet the other leaders of this process's ``mpiexec``; starts MPI if nobody has.
 
@@ -100,12 +133,14 @@ def join_world(
             knows no deadline.
         chunk_bytes: capacity of one chunk, the same everywhere (checked).
         chunks: chunks in flight per direction and peer; 2 * chunks * chunk_bytes of memory per peer.
+        identity: for TLS; None leaves the channels plain.
 
     Returns:
         One channel per other cluster, by its name.
 
     Raises:
         NebulaError: a leader did not come in time, or the processes do not fit the names.
+        SecurityError: a leader is not who it says, or takes us for somebody else.
     """
     from mpi4py import rc
 
@@ -132,9 +167,34 @@ def join_world(
     if not _poll(lambda: bool(request.Test()), max(deadline, time.monotonic() + 1)):
         raise NebulaError(f"the leaders of {', '.join(clusters)} met but then one was silent; see the others' logs")
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    return {
-        name: WorldChannel(name, comm, rank, chunk_bytes, chunks) for rank, name in enumerate(names) if name != cluster
-    }
+    channels: dict[str, WorldChannel] = {}
+    for rank, name in enumerate(names):
+        if name != cluster:
+            new_session = None if identity is None else _sessions(identity, clusters, name)
+            channels[name] = WorldChannel(name, comm, rank, chunk_bytes, chunks, new_session)
+    unsettled = list(channels.values())
+    settled = _poll(lambda: not _settle(unsettled), deadline)
+    if settled and all(channel.loss is None for channel in channels.values()):
+        return dict(channels)
+    for channel in channels.values():
+        channel.close()
+    for name, channel in channels.items():
+        if (loss := channel.loss) is not None:
+            raise SecurityError(f"cluster {cluster!r} cannot be joined with cluster {name!r}: {loss}")
+    raise NebulaError(f"the leaders of {', '.join(clusters)} met, but not all spoke TLS within {timeout_s:g} s")
+
+
+def _settle(channels: list[WorldChannel]) -> list[WorldChannel]:
+    """Those whose handshake goes on; the others are taken out."""
+    channels[:] = [channel for channel in channels if not channel.settle()]
+    return channels
+
+
+def _sessions(identity: Identity, clusters: Sequence[str], peer: str) -> Callable[[], Session]:
+    """Makes the sessions with a peer; the earlier of two clusters has the server's part."""
+    order = list(clusters)
+    serves = order.index(identity.cluster) < order.index(peer)
+    return partial(identity.session, server_side=serves, allowed=[peer], peer=f"cluster {peer!r}")
 
 
 def _start() -> None:

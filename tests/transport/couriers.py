@@ -6,11 +6,12 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import psutil
 
+from paddlenlp_nebula.security.identity import Credentials
 from paddlenlp_nebula.transport.courier import CourierChannel
 
 from . import contract
@@ -18,11 +19,17 @@ from . import contract
 
 @contextmanager
 def pair(
-    a: str = "west", b: str = "east", chunk_bytes: int = 1024, chunks: int = 4, mpiexec: list[str] | None = None
+    a: str = "west",
+    b: str = "east",
+    chunk_bytes: int = 1024,
+    chunks: int = 4,
+    mpiexec: list[str] | None = None,
+    credentials: Mapping[str, Credentials] | None = None,
 ) -> Iterator[tuple[CourierChannel, CourierChannel]]:
     """The channel of ``a`` (its peer is ``b``) and that of ``b``, joined."""
-    at_a = CourierChannel(b, chunk_bytes, chunks, mpiexec=mpiexec)
-    at_b = CourierChannel(a, chunk_bytes, chunks, mpiexec=mpiexec)
+    known = credentials or {}
+    at_a = CourierChannel(b, chunk_bytes, chunks, mpiexec=mpiexec, credentials=known.get(a))
+    at_b = CourierChannel(a, chunk_bytes, chunks, mpiexec=mpiexec, credentials=known.get(b))
     try:
         join(at_a, at_b)
         yield at_a, at_b
@@ -41,12 +48,17 @@ def join(at_a: CourierChannel, at_b: CourierChannel) -> None:
 
 
 def mesh(
-    names: Sequence[str], chunk_bytes: int, chunks: int, mpiexec: list[str] | None
+    names: Sequence[str],
+    chunk_bytes: int,
+    chunks: int,
+    mpiexec: list[str] | None,
+    credentials: Mapping[str, Credentials] | None = None,
 ) -> dict[str, dict[str, CourierChannel]]:
     channels: dict[str, dict[str, CourierChannel]] = {name: {} for name in names}
     for a, b in itertools.combinations(names, 2):
-        channels[a][b] = CourierChannel(b, chunk_bytes, chunks, mpiexec=mpiexec)
-        channels[b][a] = CourierChannel(a, chunk_bytes, chunks, mpiexec=mpiexec)
+        for one, other in ((a, b), (b, a)):
+            own = None if credentials is None else credentials[one]
+            channels[one][other] = CourierChannel(other, chunk_bytes, chunks, mpiexec=mpiexec, credentials=own)
         join(channels[a][b], channels[b][a])
     return channels
 

@@ -1,4 +1,7 @@
-"""One leader of a ``world``, run as ``mpiexec -n k python -m tests.transport.member ACTION NAMES``."""
+"""One leader of a ``world``, run as ``mpiexec -n k python -m tests.transport.member ACTION NAMES [FOLDER]``.
+
+FOLDER holds certificates, NAME.pem, for TLS.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from paddlenlp_nebula.errors import ChannelLost, NebulaError
+from paddlenlp_nebula.security.identity import Credentials, Identity
 from paddlenlp_nebula.transport.world import join_world
 
 from . import contract
@@ -19,10 +23,18 @@ def rank() -> int:
     return int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 
 
+def identity(me: str, file: str | None = None) -> Identity | None:
+    if len(sys.argv) <= 3:
+        return None
+    folder = sys.argv[3]
+    stem = f"{folder}/{file or me}"
+    return Identity(Credentials(me, f"{folder}/ca.pem", f"{stem}.pem", f"{stem}.key"))
+
+
 def everything(me: str, names: list[str]) -> None:
     """All checks in one start of MPI."""
     for chunk_bytes, chunks in ((1024, 4), (1 << 17, 3))[: 4 - len(names)]:
-        channels = join_world(me, names, 20, chunk_bytes, chunks)
+        channels = join_world(me, names, 20, chunk_bytes, chunks, identity(me))
         contract.run_all(me, channels, chunks)
         contract.close_all(channels)
     wrong_names(me, names)
@@ -38,7 +50,7 @@ def wrong_names(me: str, names: list[str]) -> None:
 
 def farewell(me: str, names: list[str]) -> None:
     """Closing is noticed by the others, behind what was sent before."""
-    channels = join_world(me, names, 20, 1024, 4)
+    channels = join_world(me, names, 20, 1024, 4, identity(me))
     if me == names[0]:
         for channel in channels.values():
             contract.send(channel, b"last words")
@@ -75,6 +87,13 @@ def late(me: str, names: list[str]) -> None:
     assert time.monotonic() - began < 30
 
 
+def impostor(me: str, names: list[str]) -> None:
+    """The last member has a certificate for another name: both sides say so, and can leave."""
+    reason = f"cluster '{names[1]}' must show a certificate for '{names[1]}', got one for 'mallory'"
+    file = "mallory" if me == names[1] else None
+    refused(lambda: join_world(me, names, 20, identity=identity(me, file)), reason)
+
+
 def refused(call: Callable[[], object], words: str) -> None:
     with pytest.raises(NebulaError, match=words):
         call()
@@ -82,5 +101,5 @@ def refused(call: Callable[[], object], words: str) -> None:
 
 if __name__ == "__main__":
     action, roster = sys.argv[1], sys.argv[2].split(",")
-    {"everything": everything, "late": late}[action](roster[rank()], roster)
+    {"everything": everything, "late": late, "impostor": impostor}[action](roster[rank()], roster)
     sys.stdout.write(f"{roster[rank()]} done\n")

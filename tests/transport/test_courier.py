@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from paddlenlp_nebula.errors import ChannelLost, NebulaError
+from paddlenlp_nebula.security.throwaway import throw_away
 from paddlenlp_nebula.transport import doorbells
 from paddlenlp_nebula.transport.courier import CourierChannel
 from paddlenlp_nebula.transport.launch import courier_environment, find_mpiexec
@@ -52,20 +53,30 @@ def _nothing_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("names", "chunk_bytes", "mpiexec", "settings"),
+    ("names", "chunk_bytes", "mpiexec", "settings", "tls"),
     [
-        ("west,east", 1024, None, {}),
-        ("west,east", 1 << 17, None, {"MPIR_CVAR_NOLOCAL": "1"}),  # TCP whatever the provider
-        ("west,east", 1 << 17, None, {"MPIR_CVAR_CH4_NETMOD": "ucx"}),  # shared memory on one host
-        ("a,b,c", 4096, HYDRA, {}),
+        ("west,east", 1024, None, {}, True),
+        ("west,east", 1024, None, {}, False),
+        ("west,east", 1 << 17, None, {"MPIR_CVAR_NOLOCAL": "1"}, False),  # TCP whatever the provider
+        ("west,east", 1 << 20, None, {"MPIR_CVAR_NOLOCAL": "1"}, True),
+        ("west,east", 1 << 17, None, {"MPIR_CVAR_CH4_NETMOD": "ucx"}, False),  # shared memory on one host
+        ("a,b,c", 4096, HYDRA, {}, True),
+        ("a,b,c", 4096, HYDRA, {}, False),
     ],
 )
 def test_contract(
-    names: str, chunk_bytes: int, mpiexec: list[str] | None, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    names: str,
+    chunk_bytes: int,
+    mpiexec: list[str] | None,
+    settings: dict[str, str],
+    tls: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    channels = mesh(names.split(","), chunk_bytes, 4, mpiexec)
+    roster = names.split(",")
+    channels = mesh(roster, chunk_bytes, 4, mpiexec, throw_away(roster, tmp_path) if tls else None)
     try:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda name: contract.run_all(name, channels[name], 4), channels))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from paddlenlp_nebula.security.throwaway import throw_away
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.mpi
@@ -33,13 +35,24 @@ def openmpi() -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.mark.parametrize("mpi", [mpich, openmpi])
-@pytest.mark.parametrize(("action", "names"), [("everything", "west,east"), ("everything", "a,b,c"), ("late", "a,b")])
-def test_world(mpi: object, action: str, names: str) -> None:
+@pytest.mark.parametrize(
+    ("action", "names", "tls"),
+    [
+        ("everything", "west,east", False),
+        ("everything", "west,east", True),
+        ("everything", "a,b,c", False),
+        ("late", "a,b", False),
+        ("impostor", "west,east", True),
+    ],
+)
+def test_world(mpi: object, action: str, names: str, tls: bool, tmp_path: Path) -> None:
     assert callable(mpi)
     mpiexec, environment = mpi()
     members = names.split(",")
+    throw_away([*members, "mallory"], tmp_path)
     run = subprocess.run(
-        [*mpiexec, "-n", str(len(members)), sys.executable, "-m", "tests.transport.member", action, names],
+        [*mpiexec, "-n", str(len(members)), sys.executable, "-m", "tests.transport.member", action, names]
+        + [str(tmp_path)] * tls,
         cwd=REPOSITORY,
         env=os.environ | environment,
         stdin=subprocess.DEVNULL,

@@ -1,0 +1,260 @@
+"""Making certificates: a certificate authority (CA), and one certificate per cluster with the cluster's name in it.
+
+Keys are ECDSA on P-256, certificates X.509 v3 (RFC 5280): made and read by ``cryptography``, checked on the links by OpenSSL.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from paddlenlp_nebula.errors import SecurityError
+
+__all__ = [
+    "CA_DAYS",
+    "CLUSTER_DAYS",
+    "Authority",
+    "cluster_names",
+    "fingerprint",
+    "load_key",
+    "new_key",
+    "new_request",
+    "pem",
+    "pem_of_key",
+    "read_request",
+]
+
+CA_DAYS = 3650
+CLUSTER_DAYS = 365
+
+_SKEW = datetime.timedelta(minutes=5)  # between the clocks of two sites
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
+
+Key = ec.EllipticCurvePrivateKey
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A CA: its certificate, which every cluster has, and its key, which only one place has."""
+
+    certificate: x509.Certificate
+    key: Key
+
+    @classmethod
+    def create(cls, name: str, days: int = CA_DAYS) -> Authority:
+        """A new, self-signed one that may sign certificates of clusters and nothing else.
+
+        Args:
+            name: how it is called in error messages.
+            days: how long it is valid.
+        """
+        key = new_key()
+        subject = _subject(name)
+        builder = (
+            _builder(subject, subject, key.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+        )
+        return cls(builder.sign(key, hashes.SHA256()), key)
+
+    @classmethod
+    def load(cls, certificate: bytes, key: bytes, passphrase: str | None = None) -> Authority:
+        """From PEM.
+
+        Raises:
+            SecurityError: they do not parse, or do not belong together.
+        """
+        found = x509.load_pem_x509_certificate(certificate)
+        private = load_key(key, passphrase, "the CA's key")
+        if found.public_key() != private.public_key():
+            raise SecurityError(
+                f"the CA's certificate ({_common_name(found.subject)}) and key must belong together, but do not"
+            )
+        return cls(found, private)
+
+    def issue(self, cluster: str, public_key: ec.EllipticCurvePublicKey, days: int = CLUSTER_DAYS) -> x509.Certificate:
+        """A certificate for a cluster, good at both ends of a connection.
+
+        Args:
+            cluster: the name; it becomes the certificate's only DNS name.
+            public_key: the cluster's.
+            days: how long it is valid; the CA's own end is the latest.
+
+        Raises:
+            SecurityError: the name cannot be in a certificate.
+        """
+        check_name(cluster)
+        issuer = self.certificate
+        authority = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        builder = (
+            _builder(_subject(cluster), issuer.subject, public_key, days, latest=issuer.not_valid_after_utc)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(cluster)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority), critical=False)
+        )
+        return builder.sign(self.key, hashes.SHA256())
+
+
+def check_name(cluster: str) -> None:
+    """Refuse a name that a certificate cannot hold.
+
+    Raises:
+        SecurityError: it is not made of 1 to 63 ASCII letters, digits, '-' and '_'.
+    """
+    if not _NAME.fullmatch(cluster):
+        raise SecurityError(
+            f"a cluster's name in a certificate must be 1 to 63 ASCII letters, digits, '-' and '_', got {cluster!r:.80}"
+        )
+
+
+def new_key() -> Key:
+    """A new private key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def load_key(data: bytes, passphrase: str | None = None, what: str = "tls_key") -> Key:
+    """A private key from PEM.
+
+    Raises:
+        SecurityError: it does not parse, the passphrase is wrong or missing, or it is of another sort.
+    """
+    try:
+        key = serialization.load_pem_private_key(data, None if passphrase is None else passphrase.encode())
+    except TypeError as error:  # cryptography's word for a passphrase that is missing or not needed
+        needs = (
+            "is encrypted: give its passphrase"
+            if passphrase is None
+            else "is not encrypted, but a passphrase was given"
+        )
+        raise SecurityError(f"{what} {needs}") from error
+    except ValueError as error:
+        raise SecurityError(
+            f"{what} must be a private key in PEM, and its passphrase the right one: {error}"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SecurityError(
+            f"{what} must be an elliptic-curve key, got {type(key).__name__}: `nebula keygen` makes one"
+        )
+    return key
+
+
+def pem_of_key(key: Key, passphrase: str | None = None) -> bytes:
+    """A private key as PEM (PKCS #8), encrypted if there is a passphrase."""
+    protection = (
+        serialization.NoEncryption()
+        if passphrase is None
+        else serialization.BestAvailableEncryption(passphrase.encode())
+    )
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+
+
+def pem(thing: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
+    """A certificate or a request as PEM."""
+    return thing.public_bytes(serialization.Encoding.PEM)
+
+
+def new_request(cluster: str, key: Key) -> x509.CertificateSigningRequest:
+    """What a site sends to the CA, so that its key need not travel.
+
+    Raises:
+        SecurityError: the name cannot be in a certificate.
+    """
+    check_name(cluster)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(cluster))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(cluster)]), critical=False)
+    return builder.sign(key, hashes.SHA256())
+
+
+def read_request(data: bytes) -> tuple[str, ec.EllipticCurvePublicKey, str]:
+    """The cluster's name in a request, its public key, and the key's fingerprint.
+
+    Raises:
+        SecurityError: it does not parse, is not signed with its own key, or is not for exactly one cluster.
+    """
+    try:
+        request = x509.load_pem_x509_csr(data)
+        names = cluster_names(request)
+    except ValueError as error:
+        raise SecurityError(f"a certificate request in PEM was expected, but it does not parse: {error}") from error
+    key = request.public_key()
+    if not request.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise SecurityError(
+            "a certificate request must be signed with the elliptic-curve key that it holds, and is not"
+        )
+    if len(names) != 1:
+        raise SecurityError(f"a certificate request must name one cluster, got {', '.join(sorted(names)) or 'none'}")
+    (name,) = names
+    check_name(name)
+    return name, key, fingerprint(key)
+
+
+def cluster_names(thing: x509.Certificate | x509.CertificateSigningRequest) -> frozenset[str]:
+    """The names in a certificate or a request: its DNS names, as they are compared on the links."""
+    try:
+        names = thing.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    return frozenset(names.get_values_for_type(x509.DNSName))
+
+
+def fingerprint(key: object) -> str:
+    """SHA-256 of a public key, in pairs of hex digits, for comparing by eye or over the telephone."""
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return digest.finalize().hex(":")
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    latest: datetime.datetime | None = None,
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    end = now + datetime.timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(end if latest is None else min(end, latest))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _common_name(name: x509.Name) -> str:
+    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if found else name.rfc4514_string()
