@@ -18,7 +18,6 @@ import paddle
 from paddle import nn
 
 import paddlenlp_nebula.rounds.every_step as rounds_module
-import paddlenlp_nebula.strategy.every_step as every_step
 from paddlenlp_nebula import NebulaArguments
 from paddlenlp_nebula.bench.meters import couriers, forget_peak, memory, wire_bytes
 from paddlenlp_nebula.ledger.ledger import Ledger
@@ -27,6 +26,7 @@ from paddlenlp_nebula.link.stream import Stream
 from paddlenlp_nebula.rounds.base import Step
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import select
+from paddlenlp_nebula.strategy.every_step import EveryStep
 from paddlenlp_nebula.strategy.exchange import Exchange
 
 # "link" is copying into chunks and checksums, "reduce" also the look for infinities and whatever else is left.
@@ -113,13 +113,13 @@ def main() -> None:
         sync_timeout_s=120,
     )
     watch = Stopwatch()
-    watch.watch(every_step, "gather", "gather")
     watch.watch(rounds_module, "apply_average", "write")
     for owner, attribute, name in (
         (Link, "post", "link"),
         (Link, "_wait", "wait"),
         (Stream, "pump", "link"),
-        (every_step.EveryStep, "average", "reduce"),
+        (EveryStep, "_gather", "gather"),
+        (EveryStep, "average", "reduce"),
         (Exchange, "refresh_digests", "digest"),
     ):
         watch.watch(owner, attribute, name)

@@ -17,6 +17,7 @@ _CHOICES = {
     "sync_strategy": ("every_step", "local_steps"),
     "sync_parameters": ("all", "trainable", "adapters"),
     "sync_lora_merge": ("mean", "product", "freeze_a"),
+    "sync_backend": ("auto", "host", "device"),
     "sync_outer": OUTER,
     "sync_weight": ("samples", "tokens", "equal"),
     "sync_on_loss": ("continue", "stop"),
@@ -121,6 +122,13 @@ class NebulaArguments:
         metadata={
             "help": "How LoRA's factors are merged: mean of A and of B; product: the mean of the products A B, factored "
             "anew (local_steps, also for unequal ranks); freeze_a: A is neither trained nor sent."
+        },
+    )
+    sync_backend: str = field(
+        default="auto",
+        metadata={
+            "help": "Where this cluster keeps and encodes what it exchanges, each cluster as it likes: host, in numpy "
+            "arrays; device, in Paddle tensors beside the parameters; auto: device unless the parameters are on a CPU."
         },
     )
     sync_weight: str = field(
@@ -254,6 +262,11 @@ class NebulaArguments:
             found.append(
                 "sync_lora_merge='product' needs sync_outer='average' and sync_fragments=1, since the merged factors are "
                 f"those of the averaged products, got {self.sync_outer!r} and {fragments!r}"
+            )
+        if self.sync_lora_merge == "product" and self.sync_backend == "device":
+            found.append(
+                "sync_lora_merge='product' needs sync_backend='auto' or 'host', since the products are factored on the "
+                "host, got 'device'"
             )
         if self.sync_strategy == "every_step":
             found += [

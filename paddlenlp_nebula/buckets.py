@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
-from paddlenlp_nebula.codec.codec import Float32Vector, Layout
-from paddlenlp_nebula.link.frames import checksum
+from paddlenlp_nebula.codec.codec import Layout
 from paddlenlp_nebula.selection import Selection
-from paddlenlp_nebula.tensors import Tensor, read_into
 
-__all__ = ["BUCKET_NUMEL", "Bucket", "cut", "digests", "gather"]
+__all__ = ["BUCKET_NUMEL", "Bucket", "cut"]
 
 BUCKET_NUMEL = 63 * 4096
 """Elements per bucket: with its header just under 1 MiB in fp32. Our choice; the same on all clusters."""
@@ -68,31 +63,6 @@ def cut(selection: Selection, bucket_numel: int = BUCKET_NUMEL, *, whole_tensors
         buckets.append(Bucket(len(buckets), start, stop, tuple(pieces), layout))
         start = stop
     return buckets
-
-
-def gather(bucket: Bucket, source: Callable[[int], Tensor | None]) -> Float32Vector:
-    """The bucket's elements as a fresh float32 vector, shape (bucket.numel,).
-
-    Args:
-        bucket: which elements.
-        source: parameter number -> the tensor to read (its gradient, say); None reads as zeros.
-    """
-    vector = np.empty(bucket.numel, dtype=np.float32)
-    at = 0
-    for parameter, start, stop in bucket.pieces:
-        out = vector[at : at + stop - start]
-        tensor = source(parameter)
-        if tensor is None:
-            out.fill(0.0)
-        else:
-            read_into(tensor, start, stop, out)
-        at += stop - start
-    return vector
-
-
-def digests(buckets: list[Bucket], source: Callable[[int], Tensor]) -> list[int]:
-    """A 64-bit hash of each bucket of the parameters' present values, read as `gather` reads them."""
-    return [checksum(gather(bucket, source).data.cast("B")) for bucket in buckets]
 
 
 def _shape(selection: Selection, parameter: int, start: int, stop: int) -> tuple[int, ...]:

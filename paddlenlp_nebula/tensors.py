@@ -82,17 +82,19 @@ def hash_into(digest: xxhash.xxh3_128, name: str, tensor: Tensor) -> None:
     digest.update(np.ascontiguousarray(values).data.cast("B") if values.size else b"")
 
 
-def write(tensor: Tensor, values: Float32Vector) -> None:
-    """Overwrite the whole tensor in place with ``values``, shape (numel,), rounded to its dtype."""
-    shaped = values.reshape(tensor.shape)
-    if tensor.dtype == paddle.float32:
-        tensor.set_value(shaped)
+def write(tensor: Tensor, values: Float32Vector | Tensor) -> None:
+    """Overwrite the whole tensor in place with ``values``, float32, shape (numel,), rounded to its dtype."""
+    if isinstance(values, np.ndarray) and tensor.dtype == paddle.float32:
+        tensor.set_value(values.reshape(tensor.shape))  # no intermediate copy
     else:
-        tensor.set_value(paddle.to_tensor(shaped, place=tensor.place).astype(tensor.dtype))
+        tensor.set_value(_like(tensor, values, tensor.dtype))
 
 
-def set_gradient(parameter: Tensor, values: Float32Vector | None) -> None:
-    """Replace a parameter's gradient; None takes it away, so that the optimizer leaves the parameter alone."""
+def set_gradient(parameter: Tensor, values: Float32Vector | Tensor | None) -> None:
+    """Replace a parameter's gradient; None takes it away, so that the optimizer leaves the parameter alone.
+
+    Where there was no gradient, values that are a tensor may become it, and belong to the optimizer then.
+    """
     current = gradient(parameter)
     if values is not None and current is not None:
         write(current, values)
@@ -101,8 +103,16 @@ def set_gradient(parameter: Tensor, values: Float32Vector | None) -> None:
     created = None
     if values is not None:
         dtype = paddle.float32 if master else parameter.dtype
-        created = paddle.to_tensor(values.reshape(parameter.shape), place=parameter.place).astype(dtype)
+        created = _like(parameter, values, dtype)
     if master:
         parameter.main_grad = created
     else:
         parameter.grad = created
+
+
+def _like(tensor: Tensor, values: Float32Vector | Tensor, dtype: Any) -> Tensor:
+    """The values in a tensor's shape and place; those of a tensor are not copied unless they must be."""
+    shaped = values.reshape(tensor.shape)
+    if isinstance(shaped, np.ndarray):
+        shaped = paddle.to_tensor(shaped, place=tensor.place)
+    return shaped.astype(dtype)

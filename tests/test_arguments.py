@@ -75,6 +75,7 @@ def test_what_is_missing_is_named_with_its_variable(missing: list[str]) -> None:
         ("sync_every", "often", r"sync_every must be a number of steps \(30\), .*, got 'often'"),
         ("sync_every", 0, "1 <= first <= last, got 0"),
         ("sync_lora_merge", "sum", "sync_lora_merge must be 'mean' or 'product' or 'freeze_a', got 'sum'"),
+        ("sync_backend", "gpu", "sync_backend must be 'auto' or 'host' or 'device', got 'gpu'"),
         ("sync_weight", "bytes", "sync_weight must be"),
         ("sync_on_loss", "panic", "sync_on_loss must be 'continue' or 'stop', got 'panic'"),
         ("sync_init", "zero", "sync_init must be"),
@@ -124,6 +125,10 @@ def test_each_problem_is_a_sentence(field: str, value: Any, sentence: str) -> No
         ({"sync_outer": "sgd"}, "sync_outer acts only with sync_strategy='local_steps', got 'sgd'"),
         ({"sync_fragments": 2}, "sync_fragments acts only with sync_strategy='local_steps', got 2"),
         ({"sync_lora_merge": "product"}, "sync_lora_merge='product' acts only with sync_strategy='local_steps'"),
+        (
+            {"sync_strategy": "local_steps", "sync_lora_merge": "product", "sync_backend": "device"},
+            "sync_lora_merge='product' needs sync_backend='auto' or 'host', since .*, got 'device'",
+        ),
         (
             {"sync_strategy": "local_steps", "sync_outer": "nesterov"},
             "sync_outer='nesterov' needs sync_outer_momentum above 0",

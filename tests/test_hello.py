@@ -87,3 +87,12 @@ def test_the_schedule_counts_after_a_resume(step: int, known: bool, tmp_path: An
     solo = NebulaArguments(cluster="west", clusters="west", rendezvous="loopback")
     found = hello(args, state, solo, None, scheduler)["lr_scheduler_state"]
     assert found == ('{"last_epoch": 1, "last_lr": 0.45}' if known else None)
+
+
+def test_clusters_may_differ_in_their_backend(tmp_path: Any) -> None:
+    args = TrainingArguments(output_dir=str(tmp_path), device="cpu", report_to=[])
+    fields = [
+        hello(args, TrainerState(), NebulaArguments("west", "west", "loopback", sync_backend=backend), None, None)
+        for backend in ("auto", "host", "device")
+    ]
+    assert fields[0] == fields[1] == fields[2]

@@ -27,6 +27,7 @@ LAYERS = [
     ["adapters"],
     ["selection"],
     ["buckets"],
+    ["backend"],
     ["strategy", "local", "ledger", "sharding", "batches"],
     ["arguments"],
     ["hybrid"],

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_nebula.arguments import NebulaArguments
+from paddlenlp_nebula.backend.backend import Vector
+from paddlenlp_nebula.backend.choose import choose_backend
 from paddlenlp_nebula.buckets import BUCKET_NUMEL
 from paddlenlp_nebula.checkpoint import STATE_NAME, Arrays, load_state
 from paddlenlp_nebula.codec.cast import Cast
@@ -21,7 +23,7 @@ from paddlenlp_nebula.hello import optimizer_digest
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import Selection, frozen_digest, running_statistics
 from paddlenlp_nebula.strategy.every_step import Average
-from paddlenlp_nebula.strategy.exchange import Exchange
+from paddlenlp_nebula.strategy.exchange import Exchange, buckets_for
 from paddlenlp_nebula.strategy.initial import spread_parameters
 from paddlenlp_nebula.strategy.local_steps import Merge
 from paddlenlp_nebula.tensors import Tensor, master_weight, write
@@ -59,7 +61,13 @@ class Rounds(ABC):
         selection: the parameters that travel.
         optimizer: as the Trainer's callbacks get it, wrapped.
         max_steps: optimizer steps of the whole training.
+
+    Raises:
+        ConfigurationError: the codec or the backend does not suit what travels.
     """
+
+    only_host: str | None = None
+    """Why vectors must be kept on the host whatever ``sync_backend`` says, if they must: see `choose_backend`."""
 
     def __init__(self, run: Run, selection: Selection, optimizer: Any, max_steps: int) -> None:
         self._run = run
@@ -68,6 +76,11 @@ class Rounds(ABC):
         self._optimizer = optimizer
         self._max_steps = max_steps
         self._arguments: NebulaArguments = run.arguments
+        self._backend, reason = choose_backend(run.arguments.sync_backend, selection.parameters, self.only_host)
+        if reason is not None:
+            run.degrade(reason, once=True)
+        run.ledger.facts["backend"] = self._backend.name
+        self._buckets = buckets_for(selection, codec_for(run.arguments), run.arguments.sync_fragments)
         self._leader: Any = None  # the strategy, on the leader
 
     @property
@@ -195,7 +208,7 @@ class Rounds(ABC):
             )
             self._run.degrade(sentence, once=True)
 
-    def _put(self, index: int, values: Float32Vector) -> None:
+    def _put(self, index: int, values: Vector) -> None:
         parameter = self._parameters[index]
         if (master := master_weight(self._optimizer, parameter)) is not None:
             write(master, values)

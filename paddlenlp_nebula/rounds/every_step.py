@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from paddlenlp_nebula.checkpoint import Arrays
 from paddlenlp_nebula.hybrid import complete_gradients
 from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for
@@ -29,7 +27,7 @@ class EveryStepRounds(Rounds):
                 "paddle.optimizer.SGD, or another codec",
                 once=True,
             )
-        self._leader = EveryStep(Exchange(self._selection, codec, self._run.party))
+        self._leader = EveryStep(Exchange(self._selection, codec, self._run.party, backend=self._backend))
 
     def before_step(self, step: Step) -> None:
         run = self._run
@@ -62,10 +60,16 @@ class EveryStepRounds(Rounds):
 
             outcome = run.lead(work)
             if outcome["members"] > 1:  # otherwise the average is what we have
-                values = average.values if average else np.empty(self._selection.numel, dtype=np.float32)
-                run.local.broadcast(values)
-                skip = outcome["skip"]
-                apply_average(self._selection, values, outcome["present"], skip=skip, loss_scale=step.loss_scale)
+                values = average.values if average else self._backend.flat([bucket.numel for bucket in self._buckets])
+                self._backend.broadcast(values, run.local)
+                apply_average(
+                    self._selection,
+                    values,
+                    outcome["present"],
+                    skip=outcome["skip"],
+                    loss_scale=step.loss_scale,
+                    backend=self._backend,
+                )
             entry.update(outcome)
 
     def after_step(self, step: Step) -> None:

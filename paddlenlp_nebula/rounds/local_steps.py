@@ -11,7 +11,7 @@ from paddlenlp_nebula.checkpoint import Arrays
 from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for, final_codec_for
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import Selection
-from paddlenlp_nebula.strategy.exchange import Exchange, buckets_for
+from paddlenlp_nebula.strategy.exchange import Exchange
 from paddlenlp_nebula.strategy.local_steps import LocalSteps, LocalWork, Merge, apply_merge
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
 from paddlenlp_nebula.strategy.product import ProductMerge
@@ -27,7 +27,6 @@ class LocalStepsRounds(Rounds):
         super().__init__(run, selection, optimizer, max_steps)
         self._pace = self._arguments.pace
         self._fragments = self._arguments.sync_fragments
-        self._buckets = buckets_for(selection, codec_for(self._arguments), self._fragments)
         self._every = self._pace.steps(0, max_steps) // self._fragments
         self._steps = self._batch_hash = 0
         self._samples = self._tokens = self._seconds = 0.0
@@ -36,7 +35,7 @@ class LocalStepsRounds(Rounds):
     def lead(self) -> None:
         arguments = self._arguments
         codec = codec_for(arguments)
-        exchange = Exchange(self._selection, codec, self._run.party, self._fragments, self._source)
+        exchange = Exchange(self._selection, codec, self._run.party, self._fragments, self._source, self._backend)
         outer = OuterOptimizer(arguments.sync_outer, arguments.sync_outer_lr, arguments.sync_outer_momentum)
         self._leader = LocalSteps(
             exchange,
@@ -124,9 +123,8 @@ class LocalStepsRounds(Rounds):
             outcome = run.lead(work)
             self._final = outcome["final"]
             if parts := outcome["parts"]:
-                numel = sum(self._buckets[part].numel for part in parts)
-                values = merge.values if merge else np.empty(numel, dtype=np.float32)
-                run.local.broadcast(values)
+                values = merge.values if merge else self._backend.flat([self._buckets[part].numel for part in parts])
+                self._backend.broadcast(values, run.local)
                 apply_merge(self._selection, self._buckets, parts, values, self._put)
             entry.update(outcome)
         steps = self._pace.steps(number, self._max_steps)

@@ -28,17 +28,21 @@ class _Widened:
 
     shape: list[int]
     dtype: Any
+    place: Any
 
 
 class LoraProductRounds(LocalStepsRounds):
     """`LocalStepsRounds` with ``sync_lora_merge="product"``.
 
     Every cluster sends what has become of its own A and B, filled up with zeros to the largest rank among
-    the clusters, so that one cut into buckets and one codec serve all.
+    the clusters, so that one cut into buckets and one codec serve all. Merging takes what all clusters have sent, and
+    an SVD on the host, so there is nothing to be gained by keeping vectors anywhere else.
 
     Raises:
         ConfigurationError: the adapter is no plain LoRA, or the clusters' layers differ.
     """
+
+    only_host = "sync_lora_merge='product' factors the products on the host"
 
     def __init__(self, run: Run, selection: Selection, optimizer: Any, max_steps: int, model: Tensor) -> None:
         notes = run.notes({"lora": describe(lora_pairs(model))})
@@ -91,7 +95,7 @@ def _widened(selection: Selection, descriptions: dict[str, Description]) -> Sele
         if layer in ranks and kind in ("lora_A", "lora_B"):
             rows, columns = parameter.shape
             wide = [rows, ranks[layer]] if kind == "lora_A" else [ranks[layer], columns]
-            parameters.append((name, _Widened(wide, parameter.dtype)))
+            parameters.append((name, _Widened(wide, parameter.dtype, parameter.place)))
         else:
             parameters.append((name, parameter))
     return Selection(parameters)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddlenlp_nebula.buckets import Bucket, gather
-from paddlenlp_nebula.codec.codec import Float32Vector
+from paddlenlp_nebula.backend.backend import Backend, Flat, Vector
+from paddlenlp_nebula.backend.host import HOST
+from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import Link
@@ -51,7 +52,7 @@ class Average:
     """The outcome of a round.
 
     Attributes:
-        values: the averaged gradient of all selected parameters, shape (selection.numel,).
+        values: the averaged gradient of all selected parameters.
         present: for each parameter whether any member has a gradient for it.
         share: this cluster's part of the average, 0..1.
         non_finite: members whose gradients were infinite or NaN: everybody must skip the step.
@@ -59,7 +60,7 @@ class Average:
         ended_by: members that have taken their last step: there is no average, and nobody goes further.
     """
 
-    values: Float32Vector
+    values: Flat
     present: list[bool]
     share: float
     non_finite: tuple[str, ...]
@@ -100,11 +101,11 @@ class EveryStep:
     def _round(self, number: int, contribution: Contribution) -> Average:
         openings = self._open(number, contribution)
         if ended_by := tuple(member for member, opening in openings.items() if opening.final):
-            return Average(np.empty(0, dtype=np.float32), [], 0.0, (), {}, ended_by)
+            return Average(self.exchange.flat(()), [], 0.0, (), {}, ended_by)
         share = shares({member: opening.weight for member, opening in openings.items()}, number)
         faults: list[int] = []
 
-        def produce(bucket: Bucket) -> Float32Vector:
+        def produce(bucket: Bucket) -> Vector:
             return self._gradient(bucket, contribution, faults)
 
         def close_contribution() -> None:
@@ -132,17 +133,20 @@ class EveryStep:
                 )
         return openings
 
-    def _gradient(self, bucket: Bucket, contribution: Contribution, faults: list[int]) -> Float32Vector:
+    def _gradient(self, bucket: Bucket, contribution: Contribution, faults: list[int]) -> Vector:
         """The gradients in a bucket, unscaled; zeros, and noted in ``faults``, if a scaler may skip infinite ones."""
-        vector = gather(bucket, lambda index: gradient(self._selection.parameters[index]))
-        if fault := name_fault(self._selection, bucket, vector, "gradient", f"at step {contribution.step}"):
+        backend, vector = self.exchange.backend, self._gather(bucket)
+        if fault := name_fault(self.exchange, bucket, vector, "gradient", f"at step {contribution.step}"):
             if not contribution.scaled:
                 raise fault
             faults.append(bucket.index)
-            return np.zeros_like(vector)
-        if contribution.loss_scale != 1.0:
-            vector *= np.float32(1.0 / contribution.loss_scale)
+            backend.fill(vector, 0.0)
+        elif contribution.loss_scale != 1.0:
+            backend.scale(vector, np.float32(1.0 / contribution.loss_scale))
         return vector
+
+    def _gather(self, bucket: Bucket) -> Vector:
+        return self.exchange.backend.gather(bucket, lambda index: gradient(self._selection.parameters[index]))
 
     def _non_finite(self, number: int, faulty: bool) -> tuple[str, ...]:
         """The members whose END says that their gradients were not finite."""
@@ -167,24 +171,33 @@ class EveryStep:
 
 
 def apply_average(
-    selection: Selection, values: Float32Vector, present: Sequence[bool], *, skip: bool = False, loss_scale: float = 1.0
+    selection: Selection,
+    values: Flat,
+    present: Sequence[bool],
+    *,
+    skip: bool = False,
+    loss_scale: float = 1.0,
+    backend: Backend = HOST,
 ) -> None:
     """Put the averaged gradients in the place of this process' own.
 
     Args:
         selection: the parameters.
-        values: the average, shape (selection.numel,).
+        values: the average.
         present: parameters without a gradient on any member keep none.
         skip: write infinities, so that every scaler skips the step and shrinks alike.
         loss_scale: this process' own, by which the average is multiplied.
+        backend: that of the values.
     """
     for index, parameter in enumerate(selection.parameters):
         if present[index]:
             own = values[selection.offsets[index] : selection.offsets[index + 1]]
+            if skip or loss_scale != 1.0:
+                own = backend.copy(own)
             if skip:
-                own = np.full_like(own, np.inf)
+                backend.fill(own, np.inf)
             elif loss_scale != 1.0:
-                own = own * np.float32(loss_scale)
+                backend.scale(own, np.float32(loss_scale))
             set_gradient(parameter, own)
 
 

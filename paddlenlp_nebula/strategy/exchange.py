@@ -15,8 +15,10 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from paddlenlp_nebula.buckets import BUCKET_NUMEL, Bucket, cut, digests, gather
-from paddlenlp_nebula.codec.codec import Codec, Float32Vector, State, Turn
+from paddlenlp_nebula.backend.backend import Backend, Encoder, Flat, Remembered, Vector
+from paddlenlp_nebula.backend.host import HOST
+from paddlenlp_nebula.buckets import BUCKET_NUMEL, Bucket, cut
+from paddlenlp_nebula.codec.codec import Codec, State, Turn
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.frames import Kind, checksum
 from paddlenlp_nebula.link.gather import all_gather
@@ -40,9 +42,10 @@ class Exchange:
         party: the members.
         fragments: into how many parts the buckets are dealt out, see `buckets_for`.
         source: parameter number -> the tensor that holds its values: a float32 master weight, say; by default itself.
+        backend: where vectors are kept and encoded.
 
     Attributes:
-        selection, party: as given.
+        selection, party, backend: as given.
         buckets: the selection, cut.
         digests: a 64-bit hash of each bucket of the parameters, as of the last refresh.
     """
@@ -54,26 +57,35 @@ class Exchange:
         party: Party,
         fragments: int = 1,
         source: Callable[[int], Tensor] | None = None,
+        backend: Backend = HOST,
     ) -> None:
         self.selection = selection
         self.party = party
+        self.backend = backend
         self._source = source or selection.parameters.__getitem__
         self.buckets = buckets_for(selection, codec, fragments)
-        self.digests = digests(self.buckets, self._source)
+        self.digests: list[int] = []
+        self.refresh_digests()
         self._codec = codec
-        self._states = [codec.init(bucket.layout) for bucket in self.buckets]
+        self._encoder = backend.encoder(codec)
+        self._states = [backend.remember(codec.init(bucket.layout)) for bucket in self.buckets]
         self._payloads: dict[int, bytes] = {}  # of this round, encoded with a change of state, so only once
         self._final_payloads: dict[int, bytes] = {}
 
     # The parameters
 
-    def read(self, bucket: Bucket) -> Float32Vector:
-        """The present values of the parameters in a bucket."""
-        return gather(bucket, self._source)
+    def flat(self, parts: Sequence[int] | None = None) -> Flat:
+        """Zeros for these buckets; by default for all."""
+        parts = range(len(self.buckets)) if parts is None else parts
+        return self.backend.flat([self.buckets[part].numel for part in parts])
+
+    def read(self, bucket: Bucket) -> Vector:
+        """The present values of the parameters in a bucket, as a fresh vector."""
+        return self.backend.gather(bucket, self._source)
 
     def refresh_digests(self) -> None:
         """Hash the parameters anew."""
-        self.digests = digests(self.buckets, self._source)
+        self.digests = [self.backend.digest(self.read(bucket)) for bucket in self.buckets]
 
     def parameter_digest(self) -> str:
         """One hash of all selected parameters, from the buckets' digests."""
@@ -111,10 +123,10 @@ class Exchange:
         number: int,
         share: Mapping[str, np.float32],
         parts: Sequence[int],
-        produce: Callable[[Bucket], Float32Vector],
+        produce: Callable[[Bucket], Vector],
         when_posted: Callable[[], None] = lambda: None,
         final: Codec | None = None,
-    ) -> Float32Vector:
+    ) -> Flat:
         """The weighted sum over all members of what they produce, decoded.
 
         Args:
@@ -127,56 +139,56 @@ class Exchange:
             final: encode with this codec, which has no state, everything that has not been sent so far.
 
         Returns:
-            The averages of the buckets ``parts``, one after the other, float32.
+            The averages of the buckets ``parts``, one after the other.
 
         Raises:
             PeerLost: a peer's payload does not decode.
             NebulaError: a value does not fit into the codec's wire format.
         """
-        starts = self._starts(parts)
-        values = np.zeros(starts[-1], dtype=np.float32)
-        codec = final or self._codec
+        starts, values, encoder = self._starts(parts), self.flat(parts), self._encoder_for(final)
         for index, member, payload in self._payloads_of(number, parts, produce, when_posted, final):
             bucket = self.buckets[parts[index]]
             with _blaming(member, bucket):
-                codec.add(payload, bucket.layout, share[member], values[starts[index] : starts[index + 1]])
+                encoder.add(payload, bucket.layout, share[member], values[starts[index] : starts[index + 1]])
         return values
 
     def collect(
         self,
         number: int,
         parts: Sequence[int],
-        produce: Callable[[Bucket], Float32Vector],
+        produce: Callable[[Bucket], Vector],
         final: Codec | None = None,
-    ) -> dict[str, Float32Vector]:
+    ) -> dict[str, Flat]:
         """What each member produces, decoded, this one included, as `average` would weigh and add it."""
-        starts = self._starts(parts)
-        values = {member: np.empty(starts[-1], dtype=np.float32) for member in self.party.link.members}
-        codec = final or self._codec
+        starts, encoder = self._starts(parts), self._encoder_for(final)
+        values = {member: self.flat(parts) for member in self.party.link.members}
         for index, member, payload in self._payloads_of(number, parts, produce, lambda: None, final):
             bucket = self.buckets[parts[index]]
             with _blaming(member, bucket):
-                values[member][starts[index] : starts[index + 1]] = codec.decode(payload, bucket.layout)
+                decoded = self.backend.decode(encoder, payload, bucket.layout)
+            self.backend.assign(values[member][starts[index] : starts[index + 1]], decoded)
         return values
 
     def commit(self, *, void: bool = False) -> None:
         """The round is complete: forget what it sent; ``void``: nobody uses it, so feedback takes it back."""
         if void:
             for part, payload in self._payloads.items():
-                self._codec.take_back(memoryview(payload), self.buckets[part].layout, self._states[part])
+                self._encoder.take_back(memoryview(payload), self.buckets[part].layout, self._states[part])
         self._payloads.clear()
         self._final_payloads.clear()
 
-    def unsent(self, part: int) -> Float32Vector | None:
+    def unsent(self, part: int) -> Vector | None:
         """What was to be sent of a bucket and was not, if the codec keeps it; may be changed in place."""
-        return self._codec.unsent(self._states[part])
+        return self._encoder.unsent(self._states[part])
 
     # Checkpoints
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
         """The codec's state, for a checkpoint: "codec/BUCKET/NAME" -> array, and "codec/spec" -> its spec's bytes."""
         arrays: dict[str, npt.NDArray[np.generic]] = {
-            f"codec/{part}/{name}": array for part, state in enumerate(self._states) for name, array in state.items()
+            f"codec/{part}/{name}": array
+            for part, state in enumerate(self._states)
+            for name, array in self.backend.recall(state).items()
         }
         return {**arrays, _SPEC: np.frombuffer(self._codec.spec.encode(), dtype=np.uint8)} if arrays else {}
 
@@ -207,7 +219,10 @@ class Exchange:
             assert match is not None
             states[int(match[1])][match[2]] = np.array(array)
         # In the order of init(), which a codec may rely on.
-        self._states = [{name: states[part][name] for name in state} for part, state in enumerate(self._states)]
+        self._states = [
+            self.backend.remember({name: states[part][name] for name in state})
+            for part, state in enumerate(self._states)
+        ]
 
     # Inside
 
@@ -215,11 +230,14 @@ class Exchange:
         """Where each of the buckets begins if they are put one after the other, and where the last one ends."""
         return [0, *accumulate(self.buckets[part].numel for part in parts)]
 
+    def _encoder_for(self, final: Codec | None) -> Encoder:
+        return self._encoder if final is None else self.backend.encoder(final)
+
     def _payloads_of(
         self,
         number: int,
         parts: Sequence[int],
-        produce: Callable[[Bucket], Float32Vector],
+        produce: Callable[[Bucket], Vector],
         when_posted: Callable[[], None],
         final: Codec | None,
     ) -> Iterator[tuple[int, str, memoryview]]:
@@ -233,40 +251,38 @@ class Exchange:
 
         return all_gather(self.party.link, Kind.BUCKET, number, len(parts), encode, when_posted)
 
-    def _encode_once(self, bucket: Bucket, produce: Callable[[Bucket], Float32Vector], turn: Turn) -> memoryview:
+    def _encode_once(self, bucket: Bucket, produce: Callable[[Bucket], Vector], turn: Turn) -> memoryview:
         """This member's payload; if encoding changes state, a repeated round sends the same one again."""
         state = self._states[bucket.index]
         if not state:
-            return self._encode(self._codec, produce(bucket), bucket, state, turn)
+            return self._encode(None, produce(bucket), bucket, state, turn)
         if bucket.index not in self._payloads:
-            self._payloads[bucket.index] = bytes(self._encode(self._codec, produce(bucket), bucket, state, turn))
+            self._payloads[bucket.index] = bytes(self._encode(None, produce(bucket), bucket, state, turn))
         return memoryview(self._payloads[bucket.index])
 
-    def _encode_all(
-        self, final: Codec, bucket: Bucket, produce: Callable[[Bucket], Float32Vector], turn: Turn
-    ) -> memoryview:
+    def _encode_all(self, final: Codec, bucket: Bucket, produce: Callable[[Bucket], Vector], turn: Turn) -> memoryview:
         """This member's payload in the last round: also what was not sent before."""
         part = bucket.index
         if part not in self._final_payloads:
             unsent = self.unsent(part)
             if (sent := self._payloads.pop(part, None)) is not None and unsent is not None:
                 # The round was begun as any other, and is repeated as the last: the change is in the state by now.
-                self._codec.take_back(memoryview(sent), bucket.layout, self._states[part])
-                vector = unsent.copy()
+                self._encoder.take_back(memoryview(sent), bucket.layout, self._states[part])
+                vector = self.backend.copy(unsent)
             else:
                 vector = produce(bucket)
                 if unsent is not None:
-                    vector += unsent
+                    self.backend.add(vector, unsent)
             self._final_payloads[part] = bytes(self._encode(final, vector, bucket, {}, turn))
         return memoryview(self._final_payloads[part])
 
-    def _encode(self, codec: Codec, vector: Float32Vector, bucket: Bucket, state: State, turn: Turn) -> memoryview:
+    def _encode(self, final: Codec | None, vector: Vector, bucket: Bucket, state: Remembered, turn: Turn) -> memoryview:
         try:
-            return codec.encode(vector, bucket.layout, state, turn)
+            return self._encoder_for(final).encode(vector, bucket.layout, state, turn)
         except OverflowError as error:
             names = ", ".join(dict.fromkeys(self.selection.names[piece[0]] for piece in bucket.pieces))
             raise NebulaError(
-                f"a value does not fit into sync_codec={codec.spec!r} in round {turn.round} (in {names[:200]}): {error}"
+                f"a value does not fit into sync_codec={(final or self._codec).spec!r} in round {turn.round} (in {names[:200]}): {error}"
             ) from None
 
     def _compare(self, others: Mapping[str, tuple[int, ...]], when: str) -> None:
@@ -347,29 +363,25 @@ def described(arrays: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, str]:
     return {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
 
 
-def name_fault(
-    selection: Selection, bucket: Bucket, vector: Float32Vector, what: str, where: str
-) -> NebulaError | None:
+def name_fault(exchange: Exchange, bucket: Bucket, vector: Vector, what: str, where: str) -> NebulaError | None:
     """The error for a vector that is not finite, naming the parameter; None if it is finite.
 
     Args:
-        selection: names the parameters.
+        exchange: knows the parameters.
         bucket: where the vector belongs.
-        vector: float32, shape (bucket.numel,).
+        vector: shape (bucket.numel,).
         what: "gradient" or "change".
         where: "at step 7".
     """
-    # A float64 sum of finite float32 numbers is finite, so one pass settles it.
-    with np.errstate(invalid="ignore"):
-        if np.isfinite(np.add.reduce(vector, dtype=np.float64)):
-            return None
-    at = 0
+    if exchange.backend.finite(vector):
+        return None
+    values, at = exchange.backend.to_host(vector), 0
     for index, start, stop in bucket.pieces:
-        piece = vector[at : at + stop - start]
+        piece = values[at : at + stop - start]
         at += stop - start
         if bad := int((~np.isfinite(piece)).sum()):
             return NebulaError(
-                f"the {what} of {selection.names[index]!r} must be finite, got {bad} infinite or NaN of "
+                f"the {what} of {exchange.selection.names[index]!r} must be finite, got {bad} infinite or NaN of "
                 f"{len(piece)} elements {where}: lower the learning rate or look at the data of this step"
             )
     raise AssertionError("a bucket that is not finite has an element that is not")

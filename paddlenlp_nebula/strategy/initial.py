@@ -27,7 +27,7 @@ def spread_parameters(exchange: Exchange, giver: str, values: Float32Vector) -> 
     for bucket in exchange.buckets:
         part = values[bucket.start : bucket.stop]
         if link.cluster == giver:
-            part[:] = exchange.read(bucket)
+            part[:] = exchange.backend.to_host(exchange.read(bucket))
             link.post(Kind.PARAMETERS, part.data.cast("B"), part=bucket.index)  # refers to values, no copy
             continue
         with link.receive(giver, Kind.PARAMETERS, part=bucket.index) as message:

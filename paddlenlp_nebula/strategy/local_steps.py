@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paddlenlp_nebula.backend.backend import Flat, Vector
 from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector
 from paddlenlp_nebula.errors import NebulaError
-from paddlenlp_nebula.link.frames import checksum
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.exchange import Exchange, described, name_fault, shares
 from paddlenlp_nebula.strategy.opening import Opening
@@ -51,7 +51,7 @@ class Merge:
 
     Attributes:
         parts: the buckets that have new values.
-        values: these values, one bucket after the other, float32.
+        values: these values, one bucket after the other.
         shares: member -> its part of the average, 0..1.
         fastest_step_s: seconds per step of the fastest member, 0 if unknown.
         batch_hashes: member -> hash of its first batch (round 1), else 0.
@@ -60,7 +60,7 @@ class Merge:
     """
 
     parts: tuple[int, ...]
-    values: Float32Vector
+    values: Flat
     shares: Mapping[str, np.float32]
     fastest_step_s: float
     batch_hashes: Mapping[str, int]
@@ -79,14 +79,14 @@ class LocalSteps:
         same_step: all members take the same number of steps between rounds.
         final_codec: encodes the last round, together with all that a lossy codec has not sent by then, so that no
             work is lost; None: the exchange's own codec does.
-        product: merges LoRA pairs by their products instead of averaging their changes; every member keeps the
-            anchors of all others for that.
+        product: merges LoRA pairs by their products instead of averaging their changes, on the host's backend; every
+            member keeps the anchors of all others for that.
         keep_unsent: go on from the anchor plus this member's own unsent change, instead of from the anchor: a member
             keeps what it has learned until the others have it too (our choice; compare CHOCO-SGD, arXiv 1902.00340,
             where each node steps from its own parameters and gossips compressed differences).
 
     Attributes:
-        anchor: the parameters as of the last round, float32, shape (selection.numel,).
+        anchor: the selected parameters as of the last round.
         anchors: member -> its anchor; with ``product`` those of all members, otherwise this one's, which is everybody's.
     """
 
@@ -102,15 +102,16 @@ class LocalSteps:
         product: ProductMerge | None = None,
     ) -> None:
         self.exchange = exchange
+        self._backend = exchange.backend
         self._final_codec = final_codec
         self._keep_unsent = keep_unsent
         self._product = product
         self._outer = outer
         self._fragments = fragments
         self._same_step = same_step
-        self.anchor: Float32Vector = np.empty(exchange.selection.numel, dtype=np.float32)
+        self.anchor = exchange.flat()
         self.anchors = {exchange.party.link.cluster: self.anchor}
-        self._velocity = np.zeros_like(self.anchor) if outer.has_velocity else None
+        self._velocity = exchange.flat() if outer.has_velocity else None
         self._weights = np.zeros(fragments, dtype=np.float64)  # since each fragment's last round
         self._turns = np.zeros(1, dtype=np.int64)  # rounds that have been merged
         self.rebase()
@@ -118,16 +119,16 @@ class LocalSteps:
     def rebase(self) -> None:
         """Take the present parameters for those of the last round."""
         for bucket in self.exchange.buckets:
-            self.anchor[bucket.start : bucket.stop] = self.exchange.read(bucket)
+            self._backend.assign(self.anchor[bucket.start : bucket.stop], self.exchange.read(bucket))
         self._hash_anchors()
 
     def begin(self, vectors: Mapping[str, Float32Vector]) -> Float32Vector:
         """With ``product``: the members' parameters as they were built; returns those that this member starts from."""
         assert self._product is not None
         for member, anchor in self._product.begin(vectors).items():
-            self.anchors.setdefault(member, np.empty_like(anchor))[:] = anchor
+            self._backend.load(self.anchors.setdefault(member, self.exchange.flat()), anchor)
         self._hash_anchors()
-        return self.anchor
+        return self._backend.to_host(self.anchor)
 
     def merge(self, work: LocalWork) -> Merge:
         """Average the changes over all members, weighted, and take an outer step.
@@ -148,9 +149,10 @@ class LocalSteps:
             self._weights[:] = 0
             return merge
         if self._product is not None:
-            anchors = {member: self.anchors[member] for member in party.link.members}
-            self._product.merge(anchors, changes, merge.shares)
-            self._product.clear(merge.values)
+            arrays = self._backend.to_host  # on the host a flat is its array
+            anchors = {member: arrays(self.anchors[member]) for member in party.link.members}
+            self._product.merge(anchors, {member: arrays(flat) for member, flat in changes.items()}, merge.shares)
+            self._product.clear(arrays(merge.values))
         self._step(merge)
         self._turns += 1
         self._hash_anchors(merge.parts)
@@ -166,13 +168,13 @@ class LocalSteps:
             values = merge.values[at : at + bucket.numel]
             velocity = self._velocity[place] if self._velocity is not None else None
             for anchor in self.anchors.values():
-                self._outer.step(anchor[place], values, velocity)
+                self._outer.step(self._backend, anchor[place], values, velocity)
             if merge.final and (unsent := self.exchange.unsent(part)) is not None:
-                unsent[:] = 0
-            values[:] = self._base(bucket)
+                self._backend.fill(unsent, 0.0)
+            self._backend.assign(values, self._base(bucket))
             at += bucket.numel
 
-    def _base(self, bucket: Bucket) -> Float32Vector:
+    def _base(self, bucket: Bucket) -> Vector:
         """Where this member's local steps begin, in a bucket."""
         anchor = self.anchor[bucket.start : bucket.stop]
         unsent = self.exchange.unsent(bucket.index) if self._keep_unsent else None
@@ -186,9 +188,7 @@ class LocalSteps:
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
         """What a checkpoint must keep besides the parameters."""
         arrays: dict[str, npt.NDArray[np.generic]] = {"weights": self._weights, "turns": self._turns}
-        arrays |= {f"anchor.{member}": anchor for member, anchor in self.anchors.items()}
-        if self._velocity is not None:
-            arrays["velocity"] = self._velocity
+        arrays |= {name: self._backend.to_host(flat) for name, flat in self._flats().items()}
         return arrays | self.exchange.state()
 
     def restore(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
@@ -199,7 +199,7 @@ class LocalSteps:
         """
         for name in arrays:
             if name.startswith("anchor."):  # with ``product`` there is one for each member
-                self.anchors.setdefault(name.removeprefix("anchor."), np.empty_like(self.anchor))
+                self.anchors.setdefault(name.removeprefix("anchor."), self.exchange.flat())
         own = {name: array for name, array in self.state().items() if "/" not in name}
         found = {name: array for name, array in arrays.items() if "/" not in name}
         if described(own) != described(found):
@@ -207,20 +207,26 @@ class LocalSteps:
                 f"the checkpoint's state of sync_strategy='local_steps' must hold {described(own)}, got {described(found)}: "
                 "resume with the sync_outer, sync_fragments and parameters that it was written with"
             )
-        for name, array in own.items():
-            array[...] = found[name]
+        self._weights[:], self._turns[:] = found["weights"], found["turns"]
+        for name, flat in self._flats().items():
+            self._backend.load(flat, found[name])
         self._hash_anchors()
         self.exchange.restore(arrays)
+
+    def _flats(self) -> dict[str, Flat]:
+        """Name in a checkpoint -> flat."""
+        anchors = {f"anchor.{member}": anchor for member, anchor in self.anchors.items()}
+        return anchors if self._velocity is None else {**anchors, "velocity": self._velocity}
 
     def _hash_anchors(self, parts: Iterable[int] | None = None) -> None:
         """Hash what the members have in common: between two rounds the parameters are each cluster's own."""
         anchors = [self.anchors[name] for name in self.exchange.party.link.members if name in self.anchors]
         for part in range(len(self.exchange.buckets)) if parts is None else parts:
             bucket = self.exchange.buckets[part]
-            values = np.concatenate([anchor[bucket.start : bucket.stop] for anchor in anchors])
-            self.exchange.digests[part] = checksum(values.data.cast("B"))
+            vectors = [anchor[bucket.start : bucket.stop] for anchor in anchors]
+            self.exchange.digests[part] = self._backend.digest(*vectors)
 
-    def _round(self, number: int, work: LocalWork) -> tuple[Merge, dict[str, Float32Vector]]:
+    def _round(self, number: int, work: LocalWork) -> tuple[Merge, dict[str, Flat]]:
         link = self.exchange.party.link
         fragment = int(self._turns[0]) % self._fragments
         digests = tuple(self.exchange.digests)
@@ -247,23 +253,22 @@ class LocalSteps:
         if len(openings) == 1 or (idle and self._final_codec is None):
             parts = ()
 
-        def produce(bucket: Bucket) -> Float32Vector:
+        def produce(bucket: Bucket) -> Vector:
             change = self.exchange.read(bucket)
-            change -= self._base(bucket)
+            self._backend.subtract(change, self._base(bucket))
             where = f"after step {work.step}"
-            if fault := name_fault(self.exchange.selection, bucket, change, "change", where):
+            if fault := name_fault(self.exchange, bucket, change, "change", where):
                 raise fault
             return change
 
         final_codec = self._final_codec if final and parts else None
-        changes: dict[str, Float32Vector] = {}
+        changes: dict[str, Flat] = {}
         if self._product is None:
             values = self.exchange.average(number, share, parts, produce, final=final_codec)
         else:
-            changes = self.exchange.collect(number, parts, produce, final_codec)
-            values = np.zeros_like(changes[link.cluster])
+            changes, values = self.exchange.collect(number, parts, produce, final_codec), self.exchange.flat(parts)
             for member, change in changes.items():
-                values += share[member] * change
+                self._backend.add(values, change, share[member])
         ended_by = () if work.final else enders
         return Merge(parts, values, share, min(speeds), hashes, final, ended_by), changes
 
@@ -272,15 +277,15 @@ def apply_merge(
     selection: Selection,
     buckets: Sequence[Bucket],
     parts: Sequence[int],
-    values: Float32Vector,
-    put: Callable[[int, Float32Vector], None],
+    values: Flat,
+    put: Callable[[int, Vector], None],
 ) -> None:
     """Hand a merge's values to their parameters.
 
     Args:
         selection, buckets: as the leader has them; if not all are in ``parts``, no bucket cuts a parameter.
         parts, values: see `Merge`.
-        put: called with a parameter's number and its new float32 values, shape (its numel,).
+        put: called with a parameter's number and its new values, shape (its numel,).
     """
     if len(parts) == len(buckets):
         for index in range(len(selection)):

@@ -8,10 +8,12 @@ operations, so their parameters stay bit-identical.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paddlenlp_nebula.codec.codec import Float32Vector
+if TYPE_CHECKING:  # NebulaArguments knows these names without loading Paddle
+    from paddlenlp_nebula.backend.backend import Backend, Vector
 
 __all__ = ["OUTER", "OuterOptimizer"]
 
@@ -40,17 +42,17 @@ class OuterOptimizer:
         """Whether it keeps a velocity, a float32 vector as long as the parameters."""
         return self.name != "average" and self.momentum > 0.0
 
-    def step(self, parameters: Float32Vector, change: Float32Vector, velocity: Float32Vector | None) -> None:
-        """Move ``parameters`` by an averaged ``change``, both float32 of shape (n,); all arguments may be overwritten."""
+    def step(self, backend: Backend, parameters: Vector, change: Vector, velocity: Vector | None) -> None:
+        """Move ``parameters`` by an averaged ``change``, both of shape (n,); all vectors may be overwritten."""
         if self.name == "average":
-            parameters += change
+            backend.add(parameters, change)
             return
         lr, momentum = np.float32(self.lr), np.float32(self.momentum)
         if velocity is not None:
-            velocity *= momentum
-            velocity += change
+            backend.scale(velocity, momentum)
+            backend.add(velocity, change)
             if self.name == "nesterov":
-                change += momentum * velocity
+                backend.add(change, velocity, momentum)
             else:
                 change = velocity
-        parameters += lr * change
+        backend.add(parameters, change, lr)

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_nebula.backend.host import HOST
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
 
 
@@ -33,7 +34,7 @@ def test_it_steps_as_paddles_optimizer_does(outer: OuterOptimizer, reference) ->
         change = rng.standard_normal(50, dtype=np.float32)
         theirs.grad = paddle.to_tensor(-change)  # an outer gradient is the change with its sign turned
         optimizer.step()
-        outer.step(parameters, change, velocity)
+        outer.step(HOST, parameters, change, velocity)
         np.testing.assert_allclose(parameters, theirs.numpy(), rtol=1e-5, atol=1e-5)
 
 

@@ -1,0 +1,1 @@
+"""Where a cluster keeps what it exchanges: in host memory, or on the device of its parameters."""
