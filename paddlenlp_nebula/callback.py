@@ -149,13 +149,14 @@ class NebulaCallback(TrainerCallback):
         assert run is not None
         assert self._rounds is not None
         samples, tokens = (int(total) for total in run.local.sum(self._samples, self._tokens))
+        scale = getattr(scaler, "_scale", None)  # a scaler that is switched off, as on a CPU, has none
         self._step = Step(
             number=state.global_step + 1,
             samples=samples,
             tokens=tokens,
             batch_hash=self._batch_hash if self.ledger.steps == 0 else 0,
-            loss_scale=float(scaler._scale) if scaler is not None else 1.0,
-            scaled=scaler is not None,
+            loss_scale=1.0 if scale is None else float(scale),
+            scaled=scale is not None,
         )
         if not run.alone:
             self._refuse_other_gradients()

@@ -71,7 +71,7 @@ def hello(args: Any, state: Any, nebula: NebulaArguments, loader: Any, scheduler
         **{name: getattr(args, name, None) for name in _EQUAL},
         "lr_scheduler_state": json.dumps(scheduler.state_dict(), sort_keys=True, default=str) if resumed else None,
         "evaluation": _evaluation(args, loader),
-        "unique:output_dir": f"{_machine()}:{os.path.abspath(args.output_dir)}",
+        "unique:output_dir": f"{_machine()}:{os.path.realpath(args.output_dir)}",
     }
 
 

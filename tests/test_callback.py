@@ -130,6 +130,19 @@ def test_unequal_scales_give_the_same_true_gradient(members):
     assert (west.model.weight.numpy() == east.model.weight.numpy()).all()
 
 
+def test_a_scaler_that_is_switched_off_scales_nothing(members):
+    """As Paddle's is on a CPU, where fp16=True changes nothing."""
+    west, _ = members
+    off = paddle.amp.GradScaler(enable=False)
+    for member in members:
+        member.event("on_load_data_end", inputs={"x": paddle.zeros([2, 3])})
+        member.event("on_step_begin")
+        for p in member.model.parameters():
+            p.grad = paddle.full(p.shape, 1.0 if member is west else 3.0)
+    together(*(lambda m=m: m.event("on_optimizer_begin", scaler=off) for m in members))
+    assert [m.model.weight.grad.numpy().flat[0] for m in members] == [2.0, 2.0]
+
+
 def test_the_counters_are_in_the_trainer_state(members):
     west, east = members
     together(lambda: west.update(1.0), lambda: east.update(1.0, samples=5))

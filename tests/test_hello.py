@@ -89,6 +89,16 @@ def test_the_schedule_counts_after_a_resume(step: int, known: bool, tmp_path: An
     assert found == ('{"last_epoch": 1, "last_lr": 0.45}' if known else None)
 
 
+def test_one_folder_under_two_names_is_one_folder(tmp_path: Any) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    solo = NebulaArguments(cluster="west", clusters="west", rendezvous="loopback")
+    found = []
+    for name in ("folder", "link"):
+        args = TrainingArguments(output_dir=str(tmp_path / name), device="cpu", report_to=[])
+        found.append(hello(args, TrainerState(), solo, None, None)["unique:output_dir"])
+    assert found[0] == found[1]
+
+
 def test_clusters_may_differ_in_their_backend(tmp_path: Any) -> None:
     args = TrainingArguments(output_dir=str(tmp_path), device="cpu", report_to=[])
     fields = [

@@ -32,7 +32,11 @@ _REMEDY = {
     "output_dir": "two clusters on one machine must not share a folder: give each its own output_dir",
 }
 # Differences that another one explains.
-_FOLLOWS = dict.fromkeys(("round", "known:optimizer_state", "lr_scheduler_state"), "global_step")
+_FOLLOWS = {
+    **{key: {"global_step"} for key in ("round", "known:optimizer_state", "lr_scheduler_state", "nebula_state")},
+    "frozen": {"selection"},
+    "initial": {"selection", "sync_init", "global_step", "nebula_state"},
+}
 
 
 def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -58,7 +62,7 @@ def compare(hellos: Mapping[str, Mapping[str, Any]]) -> list[str]:
                     problems.append(f"clusters {seen[text]!r} and {name!r} both have {field}={text}: {remedy}")
                 seen[text] = name
             continue
-        if _FOLLOWS.get(key) in differ:
+        if _FOLLOWS.get(key, set()) & differ:
             continue
         given = [(name, hellos[name].get(key)) for name in names]
         if rule == "known":
