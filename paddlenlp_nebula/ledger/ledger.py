@@ -178,5 +178,8 @@ class Ledger:
         """Write the report, atomically, so that it can be read while training goes on."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(self.report(), indent=1) + "\n")
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps(self.report(), indent=1) + "\n")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)

@@ -181,3 +181,21 @@ def test_the_report_is_written_whole(tmp_path: Path) -> None:
         }
     ]
     assert [file.name for file in path.parent.iterdir()] == ["nebula_report.json"]
+
+
+def test_what_cannot_be_written_leaves_the_last_report_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, path = Ledger(facts=FACTS), tmp_path / "report.json"
+    ledger.write(path)
+    before = path.read_text()
+
+    def full(self: Path, text: str) -> None:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        ledger.write(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+    assert path.read_text() == before
