@@ -23,11 +23,8 @@ Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 def save_state(folder: Path, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
     """Write the arrays into a checkpoint's folder, atomically: a cluster that is killed meanwhile leaves none."""
     partial = folder / f".{STATE_NAME}.{os.getpid()}"
-    try:
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial)
-        partial.replace(folder / STATE_NAME)
-    finally:
-        partial.unlink(missing_ok=True)  # a full disk is not made fuller
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial)
+    partial.replace(folder / STATE_NAME)
 
 
 def find_state(candidates: Iterable[str | Path | None]) -> Path | None:
