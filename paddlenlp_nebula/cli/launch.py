@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -131,7 +132,7 @@ def _supervise(jobs: Sequence[Cluster], grace_s: float, log_dir: Path | None) ->
     def on_exit(outcome: Outcome) -> None:
         rest = ", ".join(job.name for job in jobs if job.name not in ended and job.name != outcome.name)
         ended.add(outcome.name)
-        if not outcome.ok:
+        if not outcome.ok and supervisor.interrupted_by is None:
             click.secho(f"nebula: {outcome}{f'; {rest} may go on' if rest else ''}", fg="red", err=True)
 
     ended: set[str] = set()
@@ -146,11 +147,14 @@ def _supervise(jobs: Sequence[Cluster], grace_s: float, log_dir: Path | None) ->
                 logs[job.name] = files.enter_context(open(log_dir / job.name / "cluster.log", "wb", buffering=0))
         supervisor = Supervisor(jobs, grace_s=grace_s, on_output=on_output, on_exit=on_exit)
         outcomes = supervisor.run()
+    if supervisor.interrupted_by is not None:
+        click.secho(f"nebula: ended early by {signal.Signals(supervisor.interrupted_by).name}", fg="yellow", err=True)
+        return exit_code(outcomes, supervisor.interrupted_by)
     failed = [outcome for outcome in outcomes if not outcome.ok]
     if failed and len(jobs) > 1:
         click.secho(f"nebula: failed: {'; '.join(map(str, failed))}", fg="red", err=True)
     # Clusters refuse with the same words, which would be lost above what else they print.
     for refusal in dict.fromkeys(finders[outcome.name].refusal for outcome in failed):
-        if refusal and supervisor.interrupted_by is None:
+        if refusal:
             click.secho(f"nebula: {refusal}", fg="red", err=True)
-    return exit_code(outcomes, supervisor.interrupted_by)
+    return exit_code(outcomes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from importlib import import_module
 from typing import Any
 
@@ -31,7 +32,7 @@ _COMMANDS = {name: entry for section in _SECTIONS.values() for name, entry in se
 
 
 class _UserError(click.ClickException):
-    """A NebulaError, shown as a message instead of a traceback."""
+    """An error of ours or of the system's, shown as a message instead of a traceback."""
 
     exit_code = 2
 
@@ -57,6 +58,11 @@ class _LazyGroup(click.Group):
             return super().invoke(context)
         except NebulaError as error:
             raise _UserError(str(error)) from None
+        except OSError as error:  # a folder that cannot be made, a full disk
+            if error.errno == errno.EPIPE:  # the reader of our output has gone: click ends quietly
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            raise _UserError(f"{where}{error.strerror or error}") from None
 
 
 @click.group(

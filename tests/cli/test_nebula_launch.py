@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -159,13 +160,15 @@ def test_ctrl_c_lets_them_say_goodbye(script: Script, mark: Callable[[], list[in
             sys.exit(5)
         """
     )
-    process = subprocess.Popen([*NEBULA, "launch", "--local-clusters", "2", path], stdout=subprocess.PIPE, text=True)
+    command = [*NEBULA, "launch", "--local-clusters", "2", path]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for _ in range(2):
         assert "ready" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=20)
     assert sorted(output.splitlines()) == ["east | goodbye", "west | goodbye"]
+    assert errors.splitlines()[1:] == ["nebula: ended early by SIGINT"]  # nobody has failed
     assert process.returncode == 130
     assert mark() == []
 
@@ -276,3 +279,25 @@ def test_options_may_be_written_as_paddlenlps_are(script: Script) -> None:
 def test_a_shared_output_dir_is_warned_of(script: Script) -> None:
     done = launch("--local-clusters", "2", script(""), "--output_dir", "out")
     assert "--output_dir out/{cluster}" in done.stderr
+
+
+def test_what_the_system_refuses_is_a_sentence(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    done = launch("--local-clusters", "1", "--log-dir", str(tmp_path / "logs/deep"), script("print('started')"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == f"Error: {tmp_path}/logs/deep/west: Not a directory"
+
+
+@pytest.mark.parametrize(("sink", "said"), [("> /dev/full", "Error: No space left on device"), ("| head -1", None)])
+def test_output_that_nobody_takes_ends_the_run(
+    script: Script, mark: Callable[[], list[int]], sink: str, said: str | None
+) -> None:
+    path = script("for _ in range(400):\n    print('x' * 999, flush=True)\n    time.sleep(0.1)")
+    words = shlex.join([*NEBULA, "launch", "--local-clusters", "2", path])
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{words} {sink}"], capture_output=True, text=True, timeout=40
+    )
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if not line.startswith("nebula: starting")] == [said] * bool(said)
+    assert mark() == []
