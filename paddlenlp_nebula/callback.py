@@ -89,6 +89,8 @@ class NebulaCallback(TrainerCallback):
         """Meet, compare what is to be trained, make the selected parameters equal."""
         refuse_unsupported(args)
         refuse_what_cannot_agree(args, self.nebula_args)
+        if vars(control).setdefault("nebula_callback", self) is not self:  # a Trainer has one control for all callbacks
+            raise ConfigurationError(["a Trainer takes one NebulaCallback, got two: a NebulaTrainer brings its own"])
         model, nebula = kwargs["model"], self.nebula_args
         if self._hook is not None:  # an earlier training raised, and somebody caught it
             self.fail("it started training anew")

@@ -284,6 +284,16 @@ def test_every_method_is_an_event_of_the_trainer():
     assert {"on_train_begin", "on_optimizer_begin", "on_optimizer_end", "on_train_end"} <= mine
 
 
+def test_a_second_callback_is_refused(tmp_path):
+    member = Member("west", str(tmp_path))
+    member.callback.nebula_args.clusters = "west"
+    member.event("on_train_begin")
+    second = NebulaCallback(member.callback.nebula_args)
+    with pytest.raises(ConfigurationError, match="takes one NebulaCallback, got two"):
+        second.on_train_begin(member.args, member.state, member.control, model=member.model)
+    member.event("on_train_end")
+
+
 @pytest.mark.parametrize("setting", [{"sync_resume": "common"}, {"sync_data": "shard"}])
 def test_what_only_nebula_trainer_can_do_is_refused(tmp_path, setting):
     with pytest.raises(ConfigurationError, match="NebulaTrainer"):
