@@ -57,6 +57,8 @@ def codec_from_spec(spec: str) -> Codec:
 def _single(spec: str, where: str) -> Codec:
     """The codec of a spec without ``+``; ``where`` begins the sentence of an error."""
     family, colon, rest = spec.partition(":")
+    if not colon:
+        family, colon, rest = spec.partition(",")  # without the option that follows a colon: int8,stochastic
     if family not in CODECS:
         allowed = ", ".join(codec.grammar for codec in CODECS.values())
         near = difflib.get_close_matches(family.lower(), CODECS, n=1)

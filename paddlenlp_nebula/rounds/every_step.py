@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_nebula.checkpoint import Arrays
+from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.hybrid import complete_gradients
 from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for
 from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
@@ -86,5 +87,10 @@ class EveryStepRounds(Rounds):
         return self.exchange.state()
 
     def restore(self, arrays: Arrays) -> dict[str, Any]:
+        if other := next((name for name in arrays if not name.startswith("codec/")), None):
+            raise NebulaError(
+                f"the checkpoint must hold what sync_strategy='every_step' has not sent, got {other!r} of 'local_steps': "
+                "resume with the strategy that it was written with"
+            )
         self.exchange.restore(arrays)
         return {}

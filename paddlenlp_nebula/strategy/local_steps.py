@@ -205,7 +205,7 @@ class LocalSteps:
         if described(own) != described(found):
             raise NebulaError(
                 f"the checkpoint's state of sync_strategy='local_steps' must hold {described(own)}, got {described(found)}: "
-                "resume with the sync_outer, sync_fragments and parameters that it was written with"
+                "resume with the sync_strategy, sync_outer, sync_fragments and parameters that it was written with"
             )
         self._weights[:], self._turns[:] = found["weights"], found["turns"]
         for name, flat in self._flats().items():

@@ -259,6 +259,7 @@ def test_payloads_may_lie_anywhere(codec: Quantization) -> None:
     [
         ("int8:256", "int8"),
         ("int8:stochastic", "int8:stochastic"),
+        ("int8,stochastic", "int8:stochastic"),  # as the grammar int8[:BLOCK][,stochastic] has it
         ("int8:stochastic,64", "int8:64,stochastic"),
         ("int4:128,stochastic", "int4:stochastic"),
         ("int2:65536", "int2:65536"),

@@ -382,8 +382,8 @@ def test_without_its_state_a_run_goes_on_and_says_so(folder):
         ("damaged", "damaged/east/checkpoint-4/nebula_state.safetensors must hold", ("east",)),
         ("other-codec", "what sync_codec='int8' has not sent, got that of 'topk:8/64,2bit'", BOTH),
         ("no-codec", "what sync_codec='fp32' has not sent, got that of 'topk:8/64,2bit'", BOTH),
-        ("other-outer", "resume with the sync_outer", BOTH),
-        ("other-fragments", "resume with the sync_outer, sync_fragments", BOTH),
+        ("other-outer", "resume with the sync_strategy, sync_outer", BOTH),
+        ("other-fragments", "resume with the sync_strategy, sync_outer, sync_fragments", BOTH),
         ("every-step-no-codec", "what sync_codec='fp32' has not sent, got that of 'topk:8/64,2bit'", BOTH),
     ],
 )
