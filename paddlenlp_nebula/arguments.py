@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
-from typing import Optional  # PdArgumentParser cannot read "str | None"
+from typing import Optional, get_type_hints  # PdArgumentParser cannot read "str | None"
 
 from paddlenlp_nebula.codec.registry import CODECS, codec_from_spec
 from paddlenlp_nebula.errors import ConfigurationError
@@ -26,6 +27,8 @@ _CHOICES = {
     "sync_data": (None, "shard", "own"),
     "sync_security": ("none",),
 }
+_LOCAL_STEPS_ONLY = {"sync_outer": "average", "sync_fragments": 1, "sync_keep_unsent": False, "sync_final_codec": None}
+_LONGEST_WAIT_S = 86400  # TCP's own limits on a silent peer are not much longer
 
 
 @dataclass
@@ -195,20 +198,35 @@ class NebulaArguments:
 
     def problems(self) -> list[str]:
         """One sentence for each thing that is wrong; empty when all is well."""
+        if found := self._kind_problems():
+            return found  # what follows reads them
         found = self._roster_problems()
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
                 found.append(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
         found += self._codec_problems() + self._local_steps_problems()
-        if not isinstance(self.sync_timeout_s, (int, float)) or not 0 < self.sync_timeout_s < float("inf"):
-            found.append(f"sync_timeout_s must be a positive number of seconds, got {self.sync_timeout_s!r}")
+        if not isinstance(self.sync_timeout_s, (int, float)) or not 0 < self.sync_timeout_s <= _LONGEST_WAIT_S:
+            found.append(
+                f"sync_timeout_s must be a positive number of seconds, at most a day ({_LONGEST_WAIT_S}), "
+                f"got {self.sync_timeout_s!r}"
+            )
         if not isinstance(self.sync_quorum, int) or not 1 <= self.sync_quorum <= max(1, len(self.cluster_names)):
             found.append(
                 f"sync_quorum must be between 1 and the number of clusters ({len(self.cluster_names)}), "
                 f"got {self.sync_quorum!r}"
             )
         return found
+
+    def _kind_problems(self) -> list[str]:
+        """Text and switches that a script has set to something else: Python takes "no" for true."""
+        kinds = {bool: (bool, "true or false"), str: (str, "text"), Optional[str]: (str | None, "text")}
+        fields = {name: kinds[kind] for name, kind in get_type_hints(type(self)).items() if kind in kinds}
+        return [
+            f"{name} must be {words}, got {getattr(self, name)!r}"
+            for name, (kind, words) in fields.items()
+            if not isinstance(getattr(self, name), kind) and name not in (*_CHOICES, "sync_every")
+        ]
 
     def _codec_problems(self) -> list[str]:
         found: list[str] = []
@@ -230,6 +248,13 @@ class NebulaArguments:
             found += [problem.replace("sync_codec", "sync_final_codec") for problem in error.problems]
         if not isinstance(self.sync_feedback_decay, int | float) or not 0 <= self.sync_feedback_decay <= 1:
             found.append(f"sync_feedback_decay must be between 0 and 1, got {self.sync_feedback_decay!r}")
+        if not self.sync_error_feedback:
+            found += [
+                f"{name} acts only with sync_error_feedback, which remembers what was not sent, got "
+                f"{getattr(self, name)!r}: leave it out, or set sync_error_feedback"
+                for name, default in (("sync_feedback_decay", 1.0), ("sync_keep_unsent", False))
+                if getattr(self, name) != default
+            ]
         return found
 
     def _local_steps_problems(self) -> list[str]:
@@ -272,7 +297,7 @@ class NebulaArguments:
             found += [
                 f"{name} acts only with sync_strategy='local_steps', got {getattr(self, name)!r}: set the strategy, or "
                 "leave it out"
-                for name, default in (("sync_outer", "average"), ("sync_fragments", 1))
+                for name, default in _LOCAL_STEPS_ONLY.items()
                 if getattr(self, name) != default
             ]
             if self.sync_lora_merge == "product":
@@ -307,7 +332,9 @@ class NebulaArguments:
             found.append(f"clusters must name at most 64 clusters, got {len(names)}")
         if self.rendezvous not in ("world", "loopback"):
             host, colon, port = (self.rendezvous or "").rpartition(":")
-            if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            if not (
+                re.fullmatch(r"[^\s/]+", host) and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+            ):
                 found.append(
                     "rendezvous must be 'host:port' with a port from 1 to 65535, 'world' or 'loopback', "
                     f"got {self.rendezvous!r}"

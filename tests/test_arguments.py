@@ -67,6 +67,16 @@ def test_what_is_missing_is_named_with_its_variable(missing: list[str]) -> None:
         ("rendezvous", "host:65536", "a port from 1 to 65535"),
         ("rendezvous", "host:port", "got 'host:port'"),
         ("rendezvous", "host:8²", "got 'host:8²'"),
+        ("rendezvous", "tcp://host:29400", "rendezvous must be 'host:port' .*, got 'tcp://host:29400'"),
+        ("rendezvous", " host:29400", "got ' host:29400'"),
+        ("rendezvous", 29400, "rendezvous must be text, got 29400"),
+        ("clusters", ["west", "east"], r"clusters must be text, got \['west', 'east'\]"),
+        ("sync_codec", None, "sync_codec must be text, got None"),
+        ("sync_codec", 8, "sync_codec must be text, got 8"),
+        ("sync_final_codec", False, "sync_final_codec must be text, got False"),
+        ("sync_error_feedback", "no", "sync_error_feedback must be true or false, got 'no'"),
+        ("sync_keep_unsent", None, "sync_keep_unsent must be true or false, got None"),
+        ("sync_strategy", None, "sync_strategy must be 'every_step' or 'local_steps', got None"),
         ("sync_strategy", "sometimes", "sync_strategy must be 'every_step' or 'local_steps', got 'sometimes'"),
         ("sync_parameters", "some", "sync_parameters must be 'all' or 'trainable' or 'adapters', got 'some'"),
         ("sync_codec", "fp8", "sync_codec must be one of fp32, bf16, fp16, .*, got 'fp8'"),
@@ -81,11 +91,17 @@ def test_what_is_missing_is_named_with_its_variable(missing: list[str]) -> None:
         ("sync_init", "zero", "sync_init must be"),
         ("sync_resume", "any", "sync_resume must be"),
         ("sync_data", "all", "sync_data must be"),
-        ("sync_security", "tls", "sync_security must be 'none', got 'tls'"),
-        ("sync_timeout_s", 0, "sync_timeout_s must be a positive number of seconds, got 0"),
-        ("sync_timeout_s", -1.5, "sync_timeout_s must be a positive number of seconds, got -1.5"),
+        ("sync_security", "ssl", "sync_security must be 'tls' or 'none', got 'ssl'"),
+        (
+            "sync_security",
+            "tls",
+            "tls_ca, tls_cert, tls_key must be set for sync_security='tls', got nothing: make the",
+        ),
+        ("sync_timeout_s", 0, "sync_timeout_s must be a positive number of seconds, .*, got 0"),
+        ("sync_timeout_s", -1.5, "sync_timeout_s must be a positive number of seconds, .*, got -1.5"),
         ("sync_timeout_s", float("nan"), "got nan"),
         ("sync_timeout_s", float("inf"), "got inf"),
+        ("sync_timeout_s", 86401, r"at most a day \(86400\), got 86401"),
         ("sync_timeout_s", "600", "got '600'"),
         ("sync_quorum", "1", "got '1'"),
         ("sync_quorum", 0, r"sync_quorum must be between 1 and the number of clusters \(2\), got 0"),
@@ -96,6 +112,9 @@ def test_each_problem_is_a_sentence(field: str, value: Any, sentence: str) -> No
     (found,) = problems(**{field: value})
     with pytest.raises(AssertionError, match=sentence):
         raise AssertionError(found)
+
+
+UNSENT = {"sync_strategy": "local_steps", "sync_codec": "int8", "sync_keep_unsent": True}
 
 
 @pytest.mark.parametrize(
@@ -124,6 +143,22 @@ def test_each_problem_is_a_sentence(field: str, value: Any, sentence: str) -> No
         ),
         ({"sync_outer": "sgd"}, "sync_outer acts only with sync_strategy='local_steps', got 'sgd'"),
         ({"sync_fragments": 2}, "sync_fragments acts only with sync_strategy='local_steps', got 2"),
+        (
+            {"sync_keep_unsent": True, "sync_codec": "int8"},
+            "sync_keep_unsent acts only with sync_strategy='local_steps', got True",
+        ),
+        (
+            {"sync_final_codec": "bf16", "sync_codec": "int8"},
+            "sync_final_codec acts only with sync_strategy='local_steps', got 'bf16'",
+        ),
+        (
+            {"sync_codec": "int8", "sync_feedback_decay": 0.95, "sync_error_feedback": False},
+            "sync_feedback_decay acts only with sync_error_feedback, .*, got 0.95",
+        ),
+        (
+            {**UNSENT, "sync_error_feedback": False},
+            "sync_keep_unsent acts only with sync_error_feedback, .*, got True",
+        ),
         ({"sync_lora_merge": "product"}, "sync_lora_merge='product' acts only with sync_strategy='local_steps'"),
         (
             {"sync_strategy": "local_steps", "sync_lora_merge": "product", "sync_backend": "device"},
