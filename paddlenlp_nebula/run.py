@@ -25,8 +25,15 @@ from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.link.rendezvous import open_link
 from paddlenlp_nebula.link.throughput import Throughput
 from paddlenlp_nebula.local import LocalGroup
+from paddlenlp_nebula.security.check import open_identity
+from paddlenlp_nebula.security.identity import Credentials, Identity
 
 __all__ = ["Run"]
+
+_SECURITY = {
+    "tls": "tls (TLS 1.3 with certificates on both sides)",
+    "none": "none (nothing on the links is encrypted or authenticated)",
+}
 
 
 class Run:
@@ -65,7 +72,7 @@ class Run:
         names = self.arguments.cluster_names
         self._say(
             f"cluster {self.arguments.cluster} of {', '.join(names)}: meeting at {self.arguments.rendezvous}; "
-            f"security: {self.arguments.sync_security} (nothing on the links is encrypted or authenticated)"
+            f"security: {_SECURITY[str(self.arguments.sync_security)]}"
         )
         self.local.lead(self._join)
         self.alone = len(names) == 1
@@ -232,12 +239,24 @@ class Run:
             on_event=self._on_event,
             on_wait=self.local.tick,
             say=self._say,
+            identity=self._identity(),
         )
         self._party = Party(
             self._link, on_loss=arguments.sync_on_loss, quorum=arguments.sync_quorum, report=self.degrade
         )
         if self._link.peers:
             self._say(f"all {len(arguments.cluster_names)} clusters have met")
+
+    def _identity(self) -> Identity | None:
+        arguments = self.arguments
+        if arguments.sync_security != "tls":
+            return None
+        files = Credentials(
+            arguments.cluster_name, str(arguments.tls_ca), str(arguments.tls_cert), str(arguments.tls_key)
+        )
+        return open_identity(
+            files, arguments.tls_key_passphrase_file, lambda sentence: self.degrade(sentence, once=True)
+        )
 
     @property
     def party(self) -> Party:
@@ -257,12 +276,20 @@ class Run:
         self.ledger.count_bytes(dict(self._link.bytes_sent), dict(self._link.bytes_received))
         self._link.bytes_sent.clear()
         self._link.bytes_received.clear()
+        self.ledger.refused_connections = self._link.refusals
+        for channel in self._link.channels.values():
+            while channel.notes:
+                self.degrade(channel.notes.popleft(), once=True)
         self._throughput.look(self._link.channels)
         if (rate := self._throughput.mbit_s) is not None:
             self.ledger.link_mbit_s = max(rate, self.ledger.link_mbit_s or 0.0)
 
     def _on_event(self, event: Event) -> None:
         if self._leaving or event.kind is Kind.PORT or event.body.get("deliberate"):
+            return
+        if not event.cluster:
+            count, address = event.body["count"], event.body["address"]
+            logger.warning(f"nebula: refused at the door, {address} (no. {count} of its sort): {event.body['reason']}")
             return
         what = "was refused" if event.kind is Kind.REFUSED else "is gone"
         logger.warning(f"nebula: cluster {event.cluster} {what}: {event.body.get('reason')}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from paddlenlp_nebula.bench.copies import LinkCopy, SocketCopy, buffers, connect, take_samples
 from paddlenlp_nebula.bench.meters import cpu_seconds
@@ -11,6 +12,8 @@ from paddlenlp_nebula.bench.plan import NAMES, Plan
 from paddlenlp_nebula.link.frames import checksum
 from paddlenlp_nebula.link.gather import all_gather_notes
 from paddlenlp_nebula.link.rendezvous import open_link
+from paddlenlp_nebula.security.identity import Identity
+from paddlenlp_nebula.security.throwaway import thrown_away
 
 __all__ = ["main"]
 
@@ -19,7 +22,8 @@ def main() -> None:
     name, plan = sys.argv[1], Plan.parse(sys.argv[2])
     first = name == NAMES[0]
     source, target = buffers(name, plan.messages)
-    link = open_link(name, NAMES, plan.door, timeout_s=plan.timeout_s)
+    identity = Identity(thrown_away(name, Path(plan.certificates))) if plan.certificates else None
+    link = open_link(name, NAMES, plan.door, timeout_s=plan.timeout_s, identity=identity)
     connection = connect(plan.socket, listens=first, timeout_s=plan.timeout_s)
     plain = SocketCopy(connection, source, target)
     link.measure_rtt(5)

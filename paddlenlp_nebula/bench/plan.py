@@ -23,6 +23,7 @@ class Plan:
         door: "host:port" of the link's door, at the first side.
         socket: "host:port" of the plain socket, at the first side.
         timeout_s: longest silence, seconds.
+        certificates: folder with those of both sides (`throw_away`); "" for a plain link.
         omit_s: seconds at the start of each copy that do not count (TCP's slow start).
     """
 
@@ -32,6 +33,7 @@ class Plan:
     socket: str
     timeout_s: float = 60.0
     omit_s: float = 0.0
+    certificates: str = ""
 
     def text(self) -> str:
         """The plan as one argument of a command."""

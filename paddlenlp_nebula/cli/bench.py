@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -14,7 +15,8 @@ from rich.table import Table
 from paddlenlp_nebula.bench.codecs import PARAMETERS, SPECS, CodecPlan, measure_codecs
 from paddlenlp_nebula.bench.facts import facts
 from paddlenlp_nebula.bench.link import free_ports, measure_link, messages_for
-from paddlenlp_nebula.bench.plan import Plan
+from paddlenlp_nebula.bench.plan import NAMES, Plan
+from paddlenlp_nebula.security.throwaway import throw_away
 
 __all__ = ["bench"]
 
@@ -33,16 +35,27 @@ _json_file = click.option(
 @bench.command()
 @click.option("--mib", type=click.FloatRange(min=1), default=256, show_default=True, help="MiB per copy and direction.")
 @click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True, help="Copies of each kind.")
+@click.option(
+    "--security",
+    type=click.Choice(["tls", "none"]),
+    default="tls",
+    show_default=True,
+    help="As sync_security; the certificates are made for the occasion.",
+)
 @_as_json
 @_json_file
-def link(mib: float, repetitions: int, as_json: bool, json_file: Path | None) -> None:
-    """What a link (courier, MPI, frames, checksums) carries between two processes of this machine.
+def link(mib: float, repetitions: int, security: str, as_json: bool, json_file: Path | None) -> None:
+    """What a link (courier, MPI, TLS, frames, checksums) carries between two processes of this machine.
 
     A plain TCP socket copies the same bytes in turn with it, so that the machine's speed cancels out.
     """
     door, plain = free_ports()
-    found = measure_link(Plan(messages_for(mib), repetitions, door, plain))
-    result = _complete("link", found, as_json, json_file)
+    with TemporaryDirectory(prefix="nebula-") as folder:
+        if security == "tls":
+            throw_away(NAMES, Path(folder))
+        certificates = folder if security == "tls" else ""
+        found = measure_link(Plan(messages_for(mib), repetitions, door, plain, certificates=certificates))
+    result = _complete("link", {"security": security, **found}, as_json, json_file)
     if not as_json:
         _show(result)
 
@@ -120,7 +133,8 @@ def _complete(command: str, found: dict[str, Any], as_json: bool, json_file: Pat
 def _show(result: dict[str, Any]) -> None:
     console = Console()
     table = Table(
-        title=f"{result['payload_bytes'] / 1e6:.0f} MB per copy and direction, median of {result['repetitions']}",
+        title=f"security: {result['security']}; {result['payload_bytes'] / 1e6:.0f} MB per copy and direction, median of "
+        f"{result['repetitions']}",
         title_justify="left",
     )
     for column in ("", "link MB/s", "socket MB/s", "share", "CPU s/GB link", "CPU s/GB socket"):

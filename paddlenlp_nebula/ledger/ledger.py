@@ -58,6 +58,7 @@ class Ledger:
         link_mbit_s: the best rate measured on the way out to the slowest peer; None where it is not (``world``).
         losses: the training loss over the run, each [optimizer step, loss].
         degradations: a sentence for each thing that went less well than asked for.
+        refused_connections: how many connections the door has turned away, by category.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class Ledger:
     metrics: dict[str, float] = field(default_factory=dict)
     parameter_digest: str | None = None
     degradations: list[str] = field(default_factory=list)
+    refused_connections: dict[str, int] = field(default_factory=dict)
     per_round: deque[Round] = field(default_factory=lambda: deque(maxlen=_KEPT_ROUNDS))
 
     _COUNTERS = (
@@ -171,6 +173,7 @@ class Ledger:
             "eval_loss": self.eval_loss,
             "metrics": self.metrics,
             "degradations": self.degradations,
+            "refused_connections": self.refused_connections,
             "per_round": [asdict(entry) for entry in self.per_round],
         }
 

@@ -1,4 +1,4 @@
-"""The door: a small TCP listener of the first cluster, through which the others find the run.
+"""The door: a small listener of the first cluster, TLS over TCP, through which the others find the run.
 
 Every leader keeps one connection to it open for the whole run. It carries the knock, the MPI port
 strings of the couriers (new at every start, so something must), goodbyes, and by closing it tells
@@ -20,22 +20,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_nebula.errors import ProtocolError
+from paddlenlp_nebula.errors import ProtocolError, SecurityError
 from paddlenlp_nebula.forking import close_in_children
 from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
 from paddlenlp_nebula.link.line import Line
+from paddlenlp_nebula.link.strangers import Refusals, overdue, to_make_room
+from paddlenlp_nebula.security.identity import Identity
 
-__all__ = ["MAX_STRANGERS", "Door", "Event", "arrivals"]
+__all__ = ["Door", "Event", "arrivals"]
 
-MAX_STRANGERS = 64
-"""Connections that have not knocked yet; more are closed at once."""
-
-_STRANGER_S = 5.0  # within which a stranger must have knocked
+_UNREAD_BYTES = 1 << 20  # queued for one member; who does not read them is gone
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something the door reports: ``kind`` is PORT, GONE, LEAVE or REFUSED; ``cluster`` who it is about."""
+    """Something the door reports: ``kind`` is PORT, GONE, LEAVE or REFUSED; ``cluster`` who it is about.
+
+    A REFUSED one without a cluster is about a stranger, and for the log alone.
+    """
 
     kind: Kind
     cluster: str
@@ -53,7 +55,8 @@ class Door:
         line: the connection to the first cluster (other clusters), or None.
         arrived: the clusters that had knocked before.
         timeout_s: seconds after which a silent TCP peer counts as dead (keep-alive).
-        on_event: called from the door's thread with each event, besides queueing it (for the log).
+        on_event: called from the door's thread with each event, for the log, besides queueing it for the run.
+        identity: for TLS; None makes the door a plain one.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Door:
         arrived: Iterable[str] = (),
         timeout_s: float,
         on_event: Callable[[Event], None] | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.cluster = cluster
         self.clusters = tuple(clusters)
@@ -74,6 +78,8 @@ class Door:
         self._listener = listener
         self._timeout_s = timeout_s
         self._on_event = on_event
+        self._identity = identity
+        self._refusals = Refusals()
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
         self._arrived: set[str] = set(arrived)
@@ -111,6 +117,11 @@ class Door:
         with self._lock:
             return self._arrived | {self.cluster}
 
+    def refusals(self) -> dict[str, int]:
+        """How many connections were refused, by category."""
+        with self._lock:
+            return dict(self._refusals.counts)
+
     def begin(self) -> None:
         """The run has started: who knocks from now on is refused."""
         with self._lock:
@@ -147,7 +158,7 @@ class Door:
                     self._register(selector, registered)
                     for key, events in selector.select(timeout=1.0 if self._close_by is None else 0.1):
                         self._handle(key, events)
-                    self._show_out_strangers()
+                    self._show_out()
             finally:
                 for line in self._lines:
                     line.socket.close()
@@ -157,7 +168,7 @@ class Door:
     def _is_done(self) -> bool:
         if self._close_by is None:
             return False
-        return time.monotonic() >= self._close_by or not any(line.outgoing for line in self._lines)
+        return time.monotonic() >= self._close_by or not any(line.unsent for line in self._lines)
 
     def _register(self, selector: selectors.BaseSelector, registered: dict[Line, int]) -> None:
         with self._lock:
@@ -166,7 +177,7 @@ class Door:
                 selector.unregister(line.socket)
                 line.socket.close()
             for line in self._lines:
-                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.outgoing else 0)
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.unsent else 0)
                 if line not in registered:
                     selector.register(line.socket, wanted, line)
                 elif registered[line] != wanted:
@@ -196,21 +207,30 @@ class Door:
             self._drop(line, "its process ended without a goodbye (its connection to the door closed)")
         except OSError as error:
             self._drop(line, f"its connection to the door broke ({error.strerror or error})")
+        except SecurityError as error:
+            line.last_word(str(error))
+            self._drop(line, str(error), error.category)
         except ProtocolError as error:
-            self._drop(line, str(error))
-        if line.refused and not line.outgoing:
+            if line.cluster is None:
+                with self._lock:
+                    self._refuse(line, str(error), "nonsense")
+            else:
+                self._drop(line, str(error))
+        if line.refused and not line.unsent:
             self._drop(line, "it was refused")
 
     def _answer_knock(self) -> None:
         assert self._listener is not None
         with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
+            connection, address = self._listener.accept()
+            session = None
+            if self._identity is not None:
+                session = self._identity.session(server_side=True, allowed=None, peer="a stranger at the door")
             with self._lock:
-                if sum(line.cluster is None for line in self._lines) >= MAX_STRANGERS:
-                    connection.close()
-                else:
-                    self._adopt(connection)
-                    self._lines.append(Line(connection))
+                self._adopt(connection)
+                self._lines.append(Line(connection, session=session, address=address[0]))
+            if (crowded_out := to_make_room(self._lines)) is not None:
+                self._drop(crowded_out, "there were too many strangers at the door", "too many at once")
 
     def _adopt(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -223,10 +243,12 @@ class Door:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 7)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(1000 * self._timeout_s)))
 
-    def _show_out_strangers(self) -> None:
-        late = time.monotonic() - _STRANGER_S
-        with self._lock:
-            self._lines = [line for line in self._lines if line.cluster is not None or line.since > late]
+    def _show_out(self) -> None:
+        for line in overdue(self._lines):
+            self._drop(line, "a stranger at the door must knock within a few seconds", "silence")
+        unread = [line for line in self._lines if line.unsent > _UNREAD_BYTES and self._listener is not None]
+        for line in unread:
+            self._drop(line, "it does not read what the door sends")
 
     def _message(self, line: Line, kind: Kind, body: dict[str, Any]) -> None:
         keeps = self._listener is not None
@@ -254,6 +276,11 @@ class Door:
 
     def _admit(self, line: Line, body: dict[str, Any]) -> None:
         name, clusters, protocol = body.get("cluster"), body.get("clusters"), body.get("protocol")
+        if line.session is not None and name not in line.session.names:
+            shown = ", ".join(sorted(line.session.names)) or "no cluster"
+            impostor = f"who knocks as {name!r:.80} must show a certificate for that cluster, got one for {shown:.80}"
+            self._refuse(line, impostor, "a certificate for another name")
+            return
         known = name in self.clusters[1:] and all(name != other.cluster for other in self._lines)
         mismatch = refusal = None
         if protocol != PROTOCOL_VERSION:
@@ -277,28 +304,44 @@ class Door:
         if mismatch and known and self._open_to_newcomers:
             self._report(Event(Kind.REFUSED, str(name), {"reason": mismatch}))
         if reason := mismatch or refusal:
-            line.send(Kind.REFUSED, {"reason": reason})
-            line.refused = True
+            self._refuse(line, reason, "a knock")
             return
         line.cluster = str(name)
+        if line.session is not None:
+            line.session.peer = f"cluster {line.cluster!r}"
         self._arrived.add(line.cluster)
         arrived = sorted(self._arrived | {self.cluster})
         for other in self._lines:
             if other.cluster is not None:
                 other.send(Kind.WELCOME, {"arrived": arrived})
 
+    def _refuse(self, line: Line, reason: str, category: str) -> None:
+        """Turn a stranger away, and tell it why."""
+        if not line.refused:
+            line.send(Kind.REFUSED, {"reason": reason})
+            line.refused = True
+            self._count(line, reason, category)
+
+    def _count(self, line: Line, reason: str, category: str) -> None:
+        """Count a stranger that is turned away: for log and report alone, since nobody outside can end a run."""
+        if self._refusals.note(category) and self._on_event is not None:
+            count = self._refusals.counts[category]
+            self._on_event(Event(Kind.REFUSED, "", {"reason": reason, "address": line.address, "count": count}))
+
     def _route(self, kind: Kind, body: dict[str, Any]) -> None:
         for line in self._lines:
             if line.cluster == body["to"] or self._listener is None:
                 line.send(kind, body)
 
-    def _drop(self, line: Line, reason: str) -> None:
+    def _drop(self, line: Line, reason: str, category: str | None = None) -> None:
         with self._lock:
             if line not in self._lines:
                 return
             self._lines.remove(line)
             gone = line.cluster
             if gone is None:
+                if category is not None:
+                    self._count(line, reason, category)
                 return
             self._arrived.discard(gone)
             # After a goodbye a closed connection is no news.

@@ -8,11 +8,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
+from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError, SecurityError
 from paddlenlp_nebula.link.deadlines import Reminder
-from paddlenlp_nebula.link.door import MAX_STRANGERS, Door, Event, arrivals
+from paddlenlp_nebula.link.door import Door, Event, arrivals
 from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
 from paddlenlp_nebula.link.line import Line
+from paddlenlp_nebula.link.strangers import MAX_STRANGERS
+from paddlenlp_nebula.security.identity import Identity
 
 __all__ = ["keep_door", "knock"]
 
@@ -21,7 +23,12 @@ _RETRY_S = 0.3
 
 
 def keep_door(
-    where: str, clusters: Sequence[str], *, timeout_s: float, on_event: Callable[[Event], None] | None = None
+    where: str,
+    clusters: Sequence[str],
+    *,
+    timeout_s: float,
+    on_event: Callable[[Event], None] | None = None,
+    identity: Identity | None = None,
 ) -> Door:
     """Open the door of the first cluster.
 
@@ -30,7 +37,7 @@ def keep_door(
             behind a router) means all addresses.
         clusters: all names in order; the first is this cluster.
         timeout_s: silence after which a TCP peer counts as dead.
-        on_event: see `Door`.
+        on_event, identity: see `Door`.
 
     Raises:
         NebulaError: the port cannot be listened on.
@@ -44,7 +51,16 @@ def keep_door(
             f"({error.strerror or error}): choose a free port of this machine"
         ) from None
     listener.setblocking(False)
-    return Door(clusters[0], clusters, where, listener=listener, line=None, timeout_s=timeout_s, on_event=on_event)
+    return Door(
+        clusters[0],
+        clusters,
+        where,
+        listener=listener,
+        line=None,
+        timeout_s=timeout_s,
+        on_event=on_event,
+        identity=identity,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -72,6 +88,7 @@ def knock(
     *,
     timeout_s: float,
     on_event: Callable[[Event], None] | None = None,
+    identity: Identity | None = None,
     while_waiting: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Door:
@@ -82,13 +99,14 @@ def knock(
         cluster: this cluster.
         clusters: all names in order.
         timeout_s: how long to keep trying, seconds.
-        on_event: see `Door`.
+        on_event, identity: see `Door`.
         while_waiting: called between attempts.
         say: told now and then what is being waited for.
 
     Raises:
         NebulaError: nobody opened in time.
         HandshakeError: the door refused, with its reason.
+        SecurityError: what opens is not the first cluster, or does not take us for who we are.
     """
     host, _, port = where.rpartition(":")
     deadline = time.monotonic() + timeout_s
@@ -99,7 +117,7 @@ def knock(
         reminder.say(f"still looking for cluster {clusters[0]!r} at {where} ({trouble}), {left_s:.0f} s more")
         try:
             connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(_KNOCK_TIMEOUT_S, left_s))
-            line, arrived = _introduce(connection, cluster, clusters, where)
+            line, arrived = _introduce(connection, cluster, clusters, where, identity)
         except (OSError, EOFError) as error:
             trouble = str(error) or "the connection was closed"
             time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
@@ -113,19 +131,34 @@ def knock(
     )
 
 
-def _introduce(connection: socket.socket, cluster: str, clusters: Sequence[str], where: str) -> tuple[Line, list[str]]:
-    line = Line(connection, clusters[0])
+def _introduce(
+    connection: socket.socket, cluster: str, clusters: Sequence[str], where: str, identity: Identity | None
+) -> tuple[Line, list[str]]:
+    session = None
+    if identity is not None:
+        peer = f"cluster {clusters[0]!r}, at the door {where},"
+        session = identity.session(server_side=False, allowed=clusters[:1], peer=peer)
+    line = Line(connection, clusters[0], session)
+    deadline = time.monotonic() + _KNOCK_TIMEOUT_S
     try:
         line.send(Kind.KNOCK, {"cluster": cluster, "clusters": list(clusters), "protocol": PROTOCOL_VERSION})
         line.flush()
         while (message := next(line.messages(), None)) is None:
+            if (left_s := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("it did not answer in time")
+            connection.settimeout(left_s)
             line.fill()
+            line.flush()
         kind, body = message
         if kind is Kind.REFUSED:
             raise HandshakeError(f"the door at {where} refused cluster {cluster!r}: {body.get('reason')}")
         if kind is not Kind.WELCOME:
             raise ProtocolError(f"the door at {where} must answer a knock, got {kind.name}")
         return line, arrivals(body, clusters)
+    except SecurityError as error:
+        line.last_word(str(error))
+        connection.close()
+        raise
     except BaseException:
         connection.close()
         raise

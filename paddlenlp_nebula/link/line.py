@@ -11,6 +11,7 @@ from typing import Any
 
 from paddlenlp_nebula.link.frames import HEADER_BYTES, Frame, Kind, checksum
 from paddlenlp_nebula.link.notes import pack_note, parse_note
+from paddlenlp_nebula.security.session import RECORD_BYTES, Session
 
 __all__ = ["LIMIT_BYTES", "Line"]
 
@@ -25,35 +26,81 @@ class Line:
     Attributes:
         socket: the connection.
         cluster: who is at the other end; None until it has knocked.
+        session: its TLS session; None where the door is plain.
+        address: where it comes from.
         since: when it came, monotonic seconds.
         refused: it has been turned away and leaves as soon as it has been told.
     """
 
     socket: socket.socket
     cluster: str | None = None
+    session: Session | None = None
+    address: str = ""
     since: float = field(default_factory=time.monotonic)
     refused: bool = False
     incoming: bytearray = field(default_factory=bytearray)
     outgoing: bytearray = field(default_factory=bytearray)
+    _sealed: bytearray = field(default_factory=bytearray)
 
     def send(self, kind: Kind, body: Mapping[str, Any]) -> None:
         """Queue a message."""
         payload = pack_note(body)
         self.outgoing += Frame(kind, len(payload), checksum=checksum(payload)).pack() + payload
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that the connection has not taken yet."""
+        return len(self.outgoing) + len(self._sealed)
+
     def flush(self) -> None:
-        """Send what the connection takes."""
+        """Send what the connection takes.
+
+        Raises:
+            SecurityError: the other side's certificate is refused.
+        """
+        ready = self.outgoing
+        if self.session is not None:
+            if self.session.handshake():
+                self.session.write(self.outgoing)
+                self.outgoing.clear()
+            self._sealed += self.session.take()
+            ready = self._sealed
         with contextlib.suppress(BlockingIOError):
-            while self.outgoing:
-                del self.outgoing[: self.socket.send(self.outgoing)]
+            while ready:
+                del ready[: self.socket.send(ready)]
 
     def fill(self) -> None:
-        """Read what is there; raises EOFError when the other side has closed."""
+        """Read what is there; raises EOFError when the other side has closed.
+
+        Raises:
+            SecurityError: the other side is refused, refuses us, or its bytes were altered.
+        """
         with contextlib.suppress(BlockingIOError):
             data = self.socket.recv(LIMIT_BYTES)
             if not data:
                 raise EOFError
-            self.incoming += data
+            if self.session is None:
+                self.incoming += data
+            else:
+                self._open(self.session, data)
+
+    def _open(self, session: Session, data: bytes) -> None:
+        session.feed(data)
+        if session.handshake():
+            record = memoryview(bytearray(RECORD_BYTES))
+            while got := session.read_into(record):
+                self.incoming += record[:got]
+        self._sealed += session.take()  # the handshake's answer
+
+    def last_word(self, reason: str) -> None:
+        """Tell who fails under TLS why, if it goes at once: by TLS's own alert, or in the clear to who speaks no TLS."""
+        if self.session is not None and not self._sealed:
+            self._sealed += self.session.take()
+        if not self._sealed:
+            self.outgoing.clear()
+            self.send(Kind.REFUSED, {"reason": reason})
+        with contextlib.suppress(OSError):
+            self.socket.send(self._sealed or self.outgoing)
 
     def messages(self) -> Iterator[tuple[Kind, dict[str, Any]]]:
         """The complete messages read so far.

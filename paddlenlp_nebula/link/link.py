@@ -1,9 +1,9 @@
 """The link: everything one leader says to and hears from the other clusters.
 
-All waiting happens in here, in one place (`Link._wait`), with a deadline that every byte from the
-awaited peer renews. Whoever waits for one peer shows the others that it is alive, so that the silence
-of one is not taken for the silence of all who wait for it. Everything above speaks in messages to *members*: the clusters of the current
-epoch, in the configured order, which is also the order of every reduction.
+All waiting happens in here, in one place (`Link._wait`), with a deadline that every byte from the awaited peer renews.
+Whoever waits for one peer shows the others that it is alive, so that the silence of one is not taken for the silence
+of all who wait for it. Everything above speaks in messages to *members*: the clusters of the current epoch, in the
+configured order, which is also the order of every reduction.
 """
 
 from __future__ import annotations
@@ -94,6 +94,11 @@ class Link:
     def channels(self) -> dict[str, Channel]:
         """The channel to each other member."""
         return {peer: stream.channel for peer, stream in self._streams.items()}
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Connections that this cluster's door has turned away, by category."""
+        return {} if self._door is None else self._door.refusals()
 
     # Sending
 

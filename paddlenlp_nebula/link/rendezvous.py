@@ -12,6 +12,7 @@ from paddlenlp_nebula.link.door import Door, Event
 from paddlenlp_nebula.link.entrance import keep_door, knock
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import Link
+from paddlenlp_nebula.security.identity import Credentials, Identity
 from paddlenlp_nebula.transport.channel import Channel
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def open_link(
     on_event: Callable[[Event], None] | None = None,
     on_wait: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda sentence: None,
+    identity: Identity | None = None,
 ) -> Link:
     """Meet all other clusters and return the link to them.
 
@@ -43,10 +45,12 @@ def open_link(
         on_event: called from the door's thread when a cluster dies or says goodbye.
         on_wait: called at least every 0.2 s while waiting.
         say: told now and then who is being waited for.
+        identity: for TLS on everything but ``loopback``; None leaves the links plain.
 
     Raises:
         NebulaError: a cluster did not come in time; says who is missing and where it was looked for.
         HandshakeError: the door refused this cluster, or (on the first one) another because they do not fit together.
+        SecurityError: a cluster is not who it should be, or takes this one for somebody else.
     """
     others = [name for name in clusters if name != cluster]
     channels: dict[str, Channel] = {}
@@ -60,17 +64,25 @@ def open_link(
     elif rendezvous == "world":
         from paddlenlp_nebula.transport.world import join_world
 
-        channels.update(join_world(cluster, clusters, timeout_s))
+        channels.update(join_world(cluster, clusters, timeout_s, identity=identity))
     else:
         deadline = Deadline(timeout_s)
         if cluster == clusters[0]:
-            door = keep_door(rendezvous, clusters, timeout_s=timeout_s, on_event=on_event)
+            door = keep_door(rendezvous, clusters, timeout_s=timeout_s, on_event=on_event, identity=identity)
         else:
             door = knock(
-                rendezvous, cluster, clusters, timeout_s=timeout_s, on_event=on_event, while_waiting=on_wait, say=say
+                rendezvous,
+                cluster,
+                clusters,
+                timeout_s=timeout_s,
+                on_event=on_event,
+                identity=identity,
+                while_waiting=on_wait,
+                say=say,
             )
         try:
-            channels.update(_couriers(door, cluster, clusters, deadline, on_wait, say))
+            credentials = None if identity is None else identity.credentials
+            channels.update(_couriers(door, cluster, clusters, deadline, on_wait, say, credentials))
         except BaseException:
             door.close()
             raise
@@ -87,6 +99,7 @@ def _couriers(
     deadline: Deadline,
     on_wait: Callable[[], None],
     say: Callable[[str], None],
+    credentials: Credentials | None,
 ) -> dict[str, Channel]:
     """Start a courier per peer and join each with its counterpart.
 
@@ -95,7 +108,7 @@ def _couriers(
     """
     from paddlenlp_nebula.transport.courier import CourierChannel
 
-    couriers = {peer: CourierChannel(peer) for peer in clusters if peer != cluster}
+    couriers = {peer: CourierChannel(peer, credentials=credentials) for peer in clusters if peer != cluster}
     try:
         _connect(couriers, door, cluster, clusters, deadline, on_wait, Reminder(say))
     except BaseException as error:
@@ -156,10 +169,11 @@ def _who_is_missing(
 ) -> str:
     absent = [name for name in clusters if name not in door.arrived()]
     if absent:
+        refused = ", ".join(f"{count} for {category}" for category, count in door.refusals().items())
         return (
             f"cluster {cluster!r} waited {timeout_s:g} s (sync_timeout_s) at the door {door.where!r} for "
-            f"{', '.join(map(repr, absent))}, which never knocked: is it started, with the same rendezvous, and is "
-            "the port open in this site's firewall?"
+            f"{', '.join(map(repr, absent))}, which never knocked{f' (refused: {refused})' if refused else ''}: is it started, "
+            "with the same rendezvous, and is the port open in this site's firewall?"
         )
     return (
         f"cluster {cluster!r} met {', '.join(map(repr, unjoined))} at the door {door.where!r}, but MPI did not connect "

@@ -1,11 +1,57 @@
-"""A look at one's own certificate before anybody else takes one."""
+"""Opening a cluster's files: the passphrase, and a look at the own certificate before anybody else takes one."""
 
 from __future__ import annotations
 
-from paddlenlp_nebula.errors import SecurityError
-from paddlenlp_nebula.security.identity import Identity
+import getpass
+import os
+from collections.abc import Callable
+from dataclasses import replace
 
-__all__ = ["check_own"]
+from paddlenlp_nebula.errors import SecurityError
+from paddlenlp_nebula.security.files import check_private, read_passphrase
+from paddlenlp_nebula.security.identity import Credentials, Identity
+
+__all__ = ["check_own", "find_passphrase", "open_identity"]
+
+
+def open_identity(credentials: Credentials, passphrase_file: str | None, note: Callable[[str], None]) -> Identity:
+    """Make sure that a cluster's files are in order, and take them.
+
+    Args:
+        credentials: the files; the passphrase need not be known yet.
+        passphrase_file: where it is, or None.
+        note: told, in a sentence, of what will soon be out of order.
+
+    Raises:
+        SecurityError: something is not in order; says what.
+    """
+    passphrase = find_passphrase(credentials.key, passphrase_file)
+    identity = Identity(replace(credentials, passphrase=passphrase), note)
+    if sentence := check_own(identity):
+        note(sentence)
+    return identity
+
+
+def find_passphrase(key: str, passphrase_file: str | None, what: str = "tls_key") -> str | None:
+    """The passphrase of a key file: from its own file, or from whoever sits at the terminal; None if there is none.
+
+    Raises:
+        SecurityError: it is needed and cannot be had, or a file is not in order.
+    """
+    check_private(key, what)
+    if passphrase_file:
+        return read_passphrase(passphrase_file)
+    with open(key, "rb") as file:
+        if b"ENCRYPTED" not in file.read():
+            return None
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        raise SecurityError(
+            f"{what} {key!r} is encrypted and there is no terminal to ask for its passphrase: set {what}_passphrase_file to a "
+            "file with it (mode 0600)"
+        ) from None
+    return getpass.getpass(f"Passphrase of {key}: ")
 
 
 def check_own(identity: Identity) -> str | None:

@@ -100,13 +100,12 @@ class Identity:
         self._seen = self._look()
         self._contexts = self._load()
 
-    def session(self, *, server_side: bool, allowed: Collection[str], peer: str) -> Session:
+    def session(self, *, server_side: bool, allowed: Collection[str] | None, peer: str) -> Session:
         """A new session with a cluster.
 
         Args:
             server_side: which of the two roles of TLS is ours.
-            allowed: the clusters that may be at the other end.
-            peer: what the other end is called in sentences.
+            allowed, peer: see `Session`.
         """
         if (now := self._look()) != self._seen:
             self._seen = now

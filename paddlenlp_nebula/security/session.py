@@ -31,11 +31,12 @@ class Session:
         context: from `Credentials.context`.
         server_side: which of the two roles of TLS is ours.
         cluster: this cluster.
-        allowed: the clusters that may be at the other end.
+        allowed: the clusters that may be at the other end; None: any with a certificate, the caller looks at ``names``.
         peer: what the other end is called in sentences, such as "cluster 'east'".
 
     Attributes:
-        names: the clusters that the other end's certificate is for; empty before the handshake is complete.
+        peer: as above; may be changed when it is known better.
+        names: the clusters that the other end's certificate is for, after the handshake.
         records_sent: TLS records sealed so far, from 0.
 
     Every method raises SecurityError when the other side is refused, refuses us, or sends what no TLS peer would.
@@ -43,14 +44,15 @@ class Session:
     """
 
     def __init__(
-        self, context: ssl.SSLContext, *, server_side: bool, cluster: str, allowed: Collection[str], peer: str
+        self, context: ssl.SSLContext, *, server_side: bool, cluster: str, allowed: Collection[str] | None, peer: str
     ) -> None:
+        self.peer = peer
         self.names: frozenset[str] = frozenset()
         self.records_sent = 0
         self._cluster = cluster
-        self._allowed = frozenset(allowed)
-        self._peer = peer
-        self._trusted = _subjects(context)
+        self._allowed = None if allowed is None else frozenset(allowed)
+        self._context = context
+        self._complete = False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
 
@@ -77,7 +79,7 @@ class Session:
 
         The other side may still refuse us: it has accepted when something can be read from it.
         """
-        if self.names:
+        if self._complete:
             return True
         try:
             self._tls.do_handshake()
@@ -87,14 +89,14 @@ class Session:
             raise self._explain(error) from error
         certificate = self._certificate()
         names = frozenset(value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS")
-        if not names & self._allowed:
+        if self._allowed is not None and not names & self._allowed:
             raise SecurityError(
-                f"{self._peer} must show a certificate for {_either(self._allowed)}, got one for "
+                f"{self.peer} must show a certificate for {_either(self._allowed)}, got one for "
                 f"{_either(names) if names else 'no cluster'} ({_issue(certificate)}): issue one with `nebula keygen cluster`, "
                 "or check `clusters` on both sides",
                 "a certificate for another name",
             )
-        self.names = names
+        self.names, self._complete = names, True
         return True
 
     @property
@@ -104,7 +106,7 @@ class Session:
         left_s = ssl.cert_time_to_seconds(until) - time.time() if until else float("inf")
         if left_s > _WARN_DAYS * _DAY_S:
             return None
-        return expiry_sentence(f"the certificate of {self._peer}", until, left_s)
+        return expiry_sentence(f"the certificate of {self.peer}", until, left_s)
 
     def _certificate(self) -> Mapping[str, Any]:
         return self._tls.getpeercert() or {}
@@ -130,7 +132,7 @@ class Session:
         except ssl.SSLError as error:
             raise self._explain(error) from error
         if got == 0:  # TLS's own goodbye
-            raise SecurityError(f"{self._peer} has ended the TLS session", "an ended session")
+            raise SecurityError(f"{self.peer} has ended the TLS session", "an ended session")
         return got
 
     def _explain(self, error: ssl.SSLError) -> SecurityError:
@@ -139,16 +141,16 @@ class Session:
             return self._refusal(error)
         if "ALERT" in reason:
             return self._alerted(_words(reason.partition("ALERT_")[2]))
-        if "BAD_RECORD_MAC" in reason or "DECRYPTION_FAILED" in reason or self.names:
+        if "BAD_RECORD_MAC" in reason or "DECRYPTION_FAILED" in reason or self._complete:
             return SecurityError(
-                f"what arrives from {self._peer} is not what it sent ({_words(reason)}): somebody or something on the way "
+                f"what arrives from {self.peer} is not what it sent ({_words(reason)}): somebody or something on the way "
                 "changes, drops, repeats or reorders data",
                 "altered data",
             )
         if "DID_NOT_RETURN_A_CERTIFICATE" in reason:
-            return SecurityError(f"{self._peer} must show a certificate, got none: set its tls_cert", "no certificate")
+            return SecurityError(f"{self.peer} must show a certificate, got none: set its tls_cert", "no certificate")
         return SecurityError(
-            f"{self._peer} must speak TLS 1.3, got something else ({_words(reason)}): set the same sync_security on all "
+            f"{self.peer} must speak TLS 1.3, got something else ({_words(reason)}): set the same sync_security on all "
             "clusters, and check that nothing else uses this address or changes the data",
             "something that is not TLS 1.3",
         )
@@ -159,18 +161,18 @@ class Session:
             state = "has expired" if error.verify_code == _EXPIRED else "is not valid yet"
             now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
             return SecurityError(
-                f"{self._peer} must show a certificate that is valid today, but one in its chain {state} by this machine's "
+                f"{self.peer} must show a certificate that is valid today, but one in its chain {state} by this machine's "
                 f"clock ({now}): issue a new one with `nebula keygen cluster`, or set the clocks",
                 "an expired certificate" if error.verify_code == _EXPIRED else "a certificate that is not valid yet",
             )
         if error.verify_code in _UNKNOWN_CA:
             return SecurityError(
-                f"{self._peer} must show a certificate signed by a CA in tls_ca ({self._trusted}), got one by another "
+                f"{self.peer} must show a certificate signed by a CA in tls_ca ({_subjects(self._context)}), got one by another "
                 f"({error.verify_message}): give all clusters the same tls_ca, and certificates signed by it",
                 "a certificate of another CA",
             )
         return SecurityError(
-            f"{self._peer} must show a certificate of a cluster, signed by a CA in tls_ca ({self._trusted}), got one that "
+            f"{self.peer} must show a certificate of a cluster, signed by a CA in tls_ca ({_subjects(self._context)}), got one that "
             f"cannot be accepted ({error.verify_message})",
             "a certificate that cannot be accepted",
         )
@@ -179,12 +181,12 @@ class Session:
         """The other side has ended the session; TLS lets it give a reason in a word or two."""
         if alert in ("bad record mac", "decode error", "unexpected message", "record overflow"):
             return SecurityError(
-                f"what arrives at {self._peer} is not what this cluster sent ({alert}): somebody or something on the way "
+                f"what arrives at {self.peer} is not what this cluster sent ({alert}): somebody or something on the way "
                 "changes, drops, repeats or reorders data",
                 "altered data",
             )
         return SecurityError(
-            f"{self._peer} refused the certificate of cluster {self._cluster!r} ({alert}): it must be signed by a CA in the "
+            f"{self.peer} refused the certificate of cluster {self._cluster!r} ({alert}): it must be signed by a CA in the "
             "other side's tls_ca and be valid by the other side's clock (`nebula trust show` tells)",
             "a refusal by the other side",
         )

@@ -25,9 +25,9 @@ from ..security.session import RECORD_BYTES, Session
 
 __all__ = ["SealedPump", "Wire", "wire_sends", "wire_slots"]
 
-_PIECE_BYTES = 1 << 18  # sealed at once; SSLObject is slower with more
+_PIECE_BYTES = 1 << 20  # sealed into one message; smaller ones keep MPI busier, larger ones keep it waiting
 _WIRE_BYTES = _PIECE_BYTES + 32 * (_PIECE_BYTES // RECORD_BYTES) + 1024
-_WIRE_SLOTS = 8  # of what has been received and not opened yet; TCP's window holds what follows
+_WIRE_SLOTS = 4  # of what has been received and not opened yet; TCP's window holds what follows
 
 # AES-GCM is safe for 2^24.5 full records under one key (RFC 8446, section 5.5). 2^22 of them are 64 GiB.
 _RENEW_RECORDS = 1 << 22

@@ -33,7 +33,7 @@ __all__ = ["NAME_BYTES", "WorldChannel", "join_world"]
 NAME_BYTES = 64
 """Longest cluster name, in UTF-8."""
 
-_CARD = struct.Struct(f"<{NAME_BYTES}sQ")  # name, chunk_bytes
+_CARD = struct.Struct(f"<{NAME_BYTES}sQ?")  # name, chunk_bytes, TLS
 _CARD_TAG = 0x4E43
 _POLL_S = 1e-3
 
@@ -159,8 +159,8 @@ def join_world(
             f"{world.Get_size()}; start all leaders with one 'mpiexec -n {len(clusters)}'"
         )
     deadline = time.monotonic() + timeout_s
-    cards = _exchange_cards(world, _CARD.pack(cluster.encode(), chunk_bytes), deadline)
-    names = _check_cards(cards, cluster, clusters, chunk_bytes, timeout_s)
+    cards = _exchange_cards(world, _CARD.pack(cluster.encode(), chunk_bytes, identity is not None), deadline)
+    names = _check_cards(cards, cluster, clusters, chunk_bytes, identity is not None, timeout_s)
     # A communicator of our own, so that nothing left over from another run, or of the user's, can be
     # taken for a chunk. Everybody is here by now; still, it is waited for like everything else.
     comm, request = world.Idup()
@@ -252,14 +252,19 @@ def _exchange_cards(world: MPI.Comm, card: bytes, deadline: float) -> list[bytes
 
 
 def _check_cards(
-    cards: Sequence[bytes | None], cluster: str, clusters: Sequence[str], chunk_bytes: int, timeout_s: float
+    cards: Sequence[bytes | None],
+    cluster: str,
+    clusters: Sequence[str],
+    chunk_bytes: int,
+    tls: bool,
+    timeout_s: float,
 ) -> list[str]:
     """The names by rank, or the error that says what does not fit."""
     names: list[str] = []
     for rank, card in enumerate(cards):
         if card is None:
             continue
-        raw, size = _CARD.unpack(card)
+        raw, size, secure = _CARD.unpack(card)
         name = raw.rstrip(b"\0").decode(errors="replace")
         if name not in clusters or name in names:
             what = "is already taken" if name in names else f"is not one of {', '.join(clusters)}"
@@ -270,6 +275,11 @@ def _check_cards(
             raise NebulaError(
                 f"chunks of cluster {name!r} have {size} bytes but {chunk_bytes} at {cluster!r}; "
                 "give all clusters the same value"
+            )
+        if secure != tls:
+            with_tls, without = (name, cluster) if secure else (cluster, name)
+            raise NebulaError(
+                f"cluster {with_tls!r} has sync_security='tls' but cluster {without!r} 'none'; set the same on all clusters"
             )
         names.append(name)
     if missing := [name for name in clusters if name not in names]:

@@ -19,12 +19,13 @@ import psutil
 import pytest
 
 from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
-from paddlenlp_nebula.link import door as door_module
+from paddlenlp_nebula.link import strangers
 from paddlenlp_nebula.link.deadlines import Reminder
-from paddlenlp_nebula.link.door import MAX_STRANGERS, Door, Event
+from paddlenlp_nebula.link.door import Door, Event
 from paddlenlp_nebula.link.entrance import keep_door, knock
 from paddlenlp_nebula.link.frames import HEADER_BYTES, PROTOCOL_VERSION, Frame, Kind, checksum
 from paddlenlp_nebula.link.line import LIMIT_BYTES
+from paddlenlp_nebula.link.strangers import MAX_STRANGERS
 
 from .clusters import at_once
 
@@ -389,7 +390,7 @@ def test_nobody_speaks_for_another(doors: dict[str, Door]) -> None:
 
 
 def test_the_silent_are_shown_out_and_cannot_keep_others_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "_STRANGER_S", 0.4)
+    monkeypatch.setattr(strangers, "_STRANGER_S", 0.4)
     keeper = keep_door(where, CLUSTERS, timeout_s=5)
     before = threading.active_count()
     crowd = [call(where) for _ in range(200)]

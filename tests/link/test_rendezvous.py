@@ -19,6 +19,7 @@ from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.gather import all_gather_notes
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.rendezvous import open_link
+from paddlenlp_nebula.security.identity import Credentials
 from paddlenlp_nebula.transport import courier
 from paddlenlp_nebula.transport.loopback import LoopbackChannel, loopback_pair
 
@@ -35,7 +36,7 @@ class Courier:
     broken: ClassVar[set[str]] = set()
     open: ClassVar[set[Courier]] = set()
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, *, credentials: Credentials | None = None) -> None:
         self.peer = peer
         self.port: str | None = None
         self.connected = False

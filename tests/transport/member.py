@@ -9,11 +9,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from paddlenlp_nebula.errors import ChannelLost, NebulaError
-from paddlenlp_nebula.security.identity import Credentials, Identity
+from paddlenlp_nebula.security.identity import Identity
+from paddlenlp_nebula.security.throwaway import thrown_away
 from paddlenlp_nebula.transport.world import join_world
 
 from . import contract
@@ -26,9 +29,7 @@ def rank() -> int:
 def identity(me: str, file: str | None = None) -> Identity | None:
     if len(sys.argv) <= 3:
         return None
-    folder = sys.argv[3]
-    stem = f"{folder}/{file or me}"
-    return Identity(Credentials(me, f"{folder}/ca.pem", f"{stem}.pem", f"{stem}.key"))
+    return Identity(replace(thrown_away(file or me, Path(sys.argv[3])), cluster=me))
 
 
 def everything(me: str, names: list[str]) -> None:
@@ -45,6 +46,8 @@ def wrong_names(me: str, names: list[str]) -> None:
     refused(lambda: join_world(names[0], names, 5), "already taken")
     refused(lambda: join_world(me, [*names, "ghost"], 5), "got a world of")
     refused(lambda: join_world(me, names, 5, chunk_bytes=1024 + rank()), "give all clusters the same value")
+    if (mine := identity(me)) is not None:
+        refused(lambda: join_world(me, names, 5, identity=mine if rank() else None), "set the same on all clusters")
     refused(lambda: join_world("x" * 65, names, 5), "at most 64 bytes")
 
 
