@@ -14,11 +14,14 @@ from typing import IO
 import click
 
 from paddlenlp_nebula.cli.sites import hyphens, roster_here, site_options
+from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.launch.lines import COLOURS, LineWriter, RefusalFinder
 from paddlenlp_nebula.launch.roster import Roster, paddle_command, split_devices, thread_variables
 from paddlenlp_nebula.launch.supervisor import Cluster, Outcome, Supervisor, exit_code
 
 __all__ = ["launch"]
+
+_FIELDS = {"--cluster", "--clusters", "--rendezvous"}  # of NebulaArguments, which the script may take, too
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "token_normalize_func": hyphens})
@@ -59,7 +62,13 @@ def launch(
 
     A cluster that fails is reported and the others go on as their sync_on_loss says; the exit code is then not 0.
     """
-    roster, here = roster_here(local_clusters, cluster, clusters, rendezvous)
+    misplaced = _misplaced(script, arguments)
+    try:
+        roster, here = roster_here(local_clusters, cluster, clusters, rendezvous)
+    except ConfigurationError as error:
+        raise ConfigurationError([*error.problems, *misplaced.values()]) from None
+    for option in misplaced.keys() - _FIELDS:
+        click.secho(f"nebula: {misplaced[option]}", fg="yellow", err=True)
     if len(here) > 1:
         _warn_of_shared_output_dir(arguments)
     jobs = [
@@ -81,6 +90,17 @@ def launch(
         os.execvpe(jobs[0].command[0], list(jobs[0].command), dict(jobs[0].environment))
     click.echo(f"nebula: starting {', '.join(here)}; they meet at {roster.rendezvous}", err=True)
     sys.exit(_supervise(jobs, grace_s, log_dir))
+
+
+def _misplaced(script: str, arguments: Sequence[str]) -> dict[str, str]:
+    """Options of ours behind the script -> a sentence about each."""
+    given = {hyphens(argument.partition("=")[0]) for argument in arguments}
+    ours = (option for parameter in launch.params for option in parameter.opts if option.startswith("--"))
+    return {
+        option: f"{option} stands behind {script}, so it is the script's: if `nebula launch` is meant, write it before"
+        for option in ours
+        if option in given
+    }
 
 
 def _warn_of_shared_output_dir(arguments: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -47,6 +48,13 @@ class _LazyGroup(click.Group):
         command = getattr(import_module(_COMMANDS[name][0]), name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if words[0] not in _COMMANDS and (close := get_close_matches(words[0], _COMMANDS, n=1)):
+            context.fail(f"there is no command {words[0]!r}: did you mean {close[0]}?")
+        return super().resolve_command(context, words)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, section in _SECTIONS.items():

@@ -10,6 +10,7 @@ import click
 
 from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.launch.roster import Roster, local_roster
+from paddlenlp_nebula.transport.launch import find_mpiexec
 
 __all__ = ["hyphens", "roster_here", "site_options"]
 
@@ -63,7 +64,17 @@ def roster_here(
 
     Raises:
         ConfigurationError: the options do not say it, or contradict each other.
+        NebulaError: the clusters' couriers could not be started here.
     """
+    roster, here = _roster_here(local_clusters, cluster, clusters, rendezvous)
+    if len(roster.names) > 1 and roster.rendezvous not in ("world", "loopback"):
+        find_mpiexec()  # the clusters would find out themselves, after seconds of importing Paddle
+    return roster, here
+
+
+def _roster_here(
+    local_clusters: int | None, cluster: str | None, clusters: str | None, rendezvous: str | None
+) -> tuple[Roster, tuple[str, ...]]:
     if cluster is None:
         if local_clusters is None and clusters is None:
             raise ConfigurationError(

@@ -44,7 +44,28 @@ def test_version() -> None:
 def test_an_unknown_command_is_refused() -> None:
     result = CliRunner().invoke(main, ["lunch"])
     assert result.exit_code == 2
-    assert "lunch" in result.output
+    assert "'lunch': did you mean launch?" in result.output
+    assert "No such command 'xyz'" in CliRunner().invoke(main, ["xyz"]).output
+
+
+@pytest.mark.timeout(180)  # imports Paddle
+def test_validate_takes_overrides_and_says_what_is_wrong_with_them() -> None:
+    fine = CliRunner().invoke(main, ["validate", "finetune_lora", "--max_steps", "5", "--no_lora", "--device", "cpu"])
+    assert (fine.exit_code, fine.output.splitlines()[-1]) == (0, "finetune_lora: fine (classify)")
+    bad = CliRunner().invoke(main, ["validate", "finetune_lora", "pretrain_local_steps", "--max_stps", "5"])
+    assert bad.exit_code == 1
+    assert bad.output.count("max_stps is not a key of this recipe (command line): did you mean max_steps?") == 2
+    assert CliRunner().invoke(main, ["validate", "--max_steps", "5"]).exit_code == 2
+
+
+def test_validate_names_a_missing_recipe_without_loading_paddle() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from paddlenlp_nebula.cli.main import main\n"
+        "result = CliRunner().invoke(main, ['validate', 'finetune_lroa']); assert result.exit_code == 1\n"
+        "assert \"did you mean 'finetune_lora'\" in result.output; print('paddle' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_doctor_says_what_to_do_without_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:

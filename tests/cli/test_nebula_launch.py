@@ -276,6 +276,32 @@ def test_options_may_be_written_as_paddlenlps_are(script: Script) -> None:
     assert done.stdout == "west | ['--local_clusters', '7']\n"
 
 
+def test_options_behind_the_script_are_pointed_out(script: Script) -> None:
+    path = script("print(sys.argv[1:])")
+    refused = launch(path, "--clusters", "west,east", "--local_clusters=2")
+    assert refused.returncode == 2
+    for option in ("--clusters", "--local-clusters"):
+        assert f"{option} stands behind {path}, so it is the script's" in refused.stderr
+    done = launch("--local-clusters", "1", path, "--processes_per_cluster", "2", "--cluster", "west")
+    assert done.stdout == "west | ['--processes_per_cluster', '2', '--cluster', 'west']\n"
+    assert "--processes-per-cluster stands behind" in done.stderr
+    assert "--cluster stands" not in done.stderr  # a field of NebulaArguments
+
+
+def test_without_mpiexec_no_cluster_is_started(script: Script, tmp_path: Path) -> None:
+    path = script("print('started')")
+    python = tmp_path / "python"  # elsewhere, so that no mpiexec lies beside it
+    python.symlink_to(sys.executable)
+    done = subprocess.run(
+        [str(python), *NEBULA[1:], "launch", "--local-clusters", "2", path],
+        capture_output=True, text=True, timeout=40,
+        env={**os.environ, "PATH": "/nowhere", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"no mpiexec next to {python} or on PATH" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_shared_output_dir_is_warned_of(script: Script) -> None:
     done = launch("--local-clusters", "2", script(""), "--output_dir", "out")
     assert "--output_dir out/{cluster}" in done.stderr
