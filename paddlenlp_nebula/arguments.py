@@ -25,8 +25,11 @@ _CHOICES = {
     "sync_init": ("broadcast", "verify"),
     "sync_resume": ("refuse", "common"),
     "sync_data": (None, "shard", "own"),
-    "sync_security": ("none",),
+    "sync_security": ("tls", "none"),
 }
+
+_TLS_FILES = ("tls_ca", "tls_cert", "tls_key")
+_FROM_ENVIRONMENT = ("cluster", "clusters", "rendezvous", *_TLS_FILES, "tls_key_passphrase_file")
 _LOCAL_STEPS_ONLY = {"sync_outer": "average", "sync_fragments": 1, "sync_keep_unsent": False, "sync_final_codec": None}
 _LONGEST_WAIT_S = 86400  # TCP's own limits on a silent peer are not much longer
 
@@ -166,12 +169,36 @@ class NebulaArguments:
     sync_on_loss: str = field(
         default="continue", metadata={"help": "What to do when a cluster is lost: continue with the rest, or stop."}
     )
-    sync_security: str = field(default="none", metadata={"help": "Protection of the links: none."})
+    sync_security: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "Protection of the links: tls, encrypted, with certificates on both sides (tls_ca, tls_cert, tls_key); "
+            "or none. Default: none."
+        },
+    )
+    tls_ca: Optional[str] = field(
+        default=None,
+        metadata={"help": "PEM file of the CAs whose certificates are trusted. Default: $NEBULA_TLS_CA."},
+    )
+    tls_cert: Optional[str] = field(
+        default=None, metadata={"help": "PEM file of this cluster's certificate. Default: $NEBULA_TLS_CERT."}
+    )
+    tls_key: Optional[str] = field(
+        default=None, metadata={"help": "PEM file of its private key, mode 0600. Default: $NEBULA_TLS_KEY."}
+    )
+    tls_key_passphrase_file: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "File with the key's passphrase, mode 0600, if it is encrypted; without one it is asked for on the "
+            "terminal. Default: $NEBULA_TLS_KEY_PASSPHRASE_FILE."
+        },
+    )
 
     def __post_init__(self) -> None:
-        self.cluster = self.cluster or os.environ.get("NEBULA_CLUSTER")
-        self.clusters = self.clusters or os.environ.get("NEBULA_CLUSTERS")
-        self.rendezvous = self.rendezvous or os.environ.get("NEBULA_RENDEZVOUS")
+        for name in _FROM_ENVIRONMENT:
+            setattr(self, name, getattr(self, name) or os.environ.get(f"NEBULA_{name.upper()}"))
+        if self.sync_security is None:
+            self.sync_security = "none"
         if problems := self.problems():
             raise ConfigurationError(problems)
 
@@ -205,7 +232,7 @@ class NebulaArguments:
             value = getattr(self, name)
             if value not in allowed:
                 found.append(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
-        found += self._codec_problems() + self._local_steps_problems()
+        found += self._codec_problems() + self._local_steps_problems() + self._security_problems()
         if not isinstance(self.sync_timeout_s, (int, float)) or not 0 < self.sync_timeout_s <= _LONGEST_WAIT_S:
             found.append(
                 f"sync_timeout_s must be a positive number of seconds, at most a day ({_LONGEST_WAIT_S}), "
@@ -215,6 +242,27 @@ class NebulaArguments:
             found.append(
                 f"sync_quorum must be between 1 and the number of clusters ({len(self.cluster_names)}), "
                 f"got {self.sync_quorum!r}"
+            )
+        return found
+
+    def _security_problems(self) -> list[str]:
+        if self.sync_security != "tls":
+            return []
+        if self.rendezvous == "loopback":
+            return [
+                "sync_security='tls' cannot act with rendezvous='loopback', whose members are threads of one process: "
+                "leave it out"
+            ]
+        found = []
+        if missing := [name for name in _TLS_FILES if not getattr(self, name)]:
+            found.append(
+                f"{', '.join(missing)} must be set for sync_security='tls', got nothing: make the files with `nebula keygen` "
+                f"and set the field{'s' * (len(missing) > 1)} or {', '.join(f'NEBULA_{n.upper()}' for n in missing)}; only a "
+                "network that nobody else can reach may do with sync_security='none'"
+            )
+        if bad := [name for name in self.cluster_names if not name.isascii()]:
+            found.append(
+                f"clusters must have ASCII names for sync_security='tls', since they are in certificates, got {', '.join(bad)}"
             )
         return found
 

@@ -15,7 +15,7 @@ GOOD = {"cluster": "west", "clusters": "west,east", "rendezvous": "127.0.0.1:294
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in GOOD:
+    for name in (*GOOD, *FILES, "tls_key_passphrase_file"):
         monkeypatch.delenv(f"NEBULA_{name.upper()}", raising=False)
 
 
@@ -38,6 +38,29 @@ def test_the_environment_fills_in_what_is_not_set(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(f"NEBULA_{name.upper()}", value)
     assert NebulaArguments() == NebulaArguments(**GOOD)
     assert NebulaArguments(cluster="east").cluster_index == 1
+
+
+FILES = {"tls_ca": "ca.pem", "tls_cert": "west.pem", "tls_key": "west.key"}
+
+
+def test_tls_needs_its_files_from_fields_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert NebulaArguments(**GOOD, **FILES, sync_security="tls").tls_key == "west.key"
+    (sentence,) = problems(**{**FILES, "tls_key": None}, sync_security="tls")
+    assert sentence.startswith("tls_key must be set for sync_security='tls'")
+    assert "set the field or NEBULA_TLS_KEY;" in sentence
+    for name, value in FILES.items():
+        monkeypatch.setenv(f"NEBULA_{name.upper()}", value)
+    monkeypatch.setenv("NEBULA_TLS_KEY_PASSPHRASE_FILE", "passphrase")
+    found = NebulaArguments(**GOOD, sync_security="tls")
+    assert (found.tls_ca, found.tls_cert, found.tls_key) == tuple(FILES.values())
+    assert found.tls_key_passphrase_file == "passphrase"
+
+
+def test_where_tls_cannot_act() -> None:
+    (sentence,) = problems(**FILES, sync_security="tls", rendezvous="loopback")
+    assert "cannot act with rendezvous='loopback', whose members are threads of one process" in sentence
+    (sentence,) = problems(**FILES, sync_security="tls", clusters="west,zürich")
+    assert sentence.endswith("since they are in certificates, got zürich")
 
 
 @pytest.mark.parametrize(
