@@ -1,4 +1,5 @@
-"""What one sees while clusters train: a bar each on a terminal, a plain line now and then elsewhere."""
+"""What one sees while clusters train: a bar each on a terminal, a plain line now and then elsewhere, and what the
+package has to say in their logs: whom they wait for, what has gone wrong."""
 
 from __future__ import annotations
 
@@ -11,9 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from paddlenlp_nebula.launch.lines import NoticeReader
 from paddlenlp_nebula.launch.reports import bytes_text, read_report
 
 __all__ = ["Board"]
+
+_POLL_EVERY_S = 0.5
+_UNCHANGED = 6  # a line that says nothing new is left out so many times less one
 
 
 def _number(report: Mapping[str, Any], key: str, form: str, scale: float = 1.0) -> str:
@@ -22,12 +27,13 @@ def _number(report: Mapping[str, Any], key: str, form: str, scale: float = 1.0) 
 
 
 class Board:
-    """Shows the reports of ``directories`` (cluster -> where it writes) whenever ``tick`` is called.
+    """Shows the reports and logs of ``directories`` (cluster -> where it writes) whenever ``tick`` is called.
 
     Args:
         console: where to.
         directories: cluster -> its output directory.
-        line_every_s: time between two plain lines, when ``console`` is not a terminal.
+        line_every_s: time between two plain lines, when ``console`` is not a terminal; six times that between two
+            that say the same.
         clock: seconds, for tests.
     """
 
@@ -45,6 +51,8 @@ class Board:
         self._clock = clock
         self._next_line = clock() + line_every_s
         self._next_poll = 0.0
+        self._line, self._left_out = "", 0
+        self._notices = {name: NoticeReader(directory / "cluster.log") for name, directory in directories.items()}
         self._ended: dict[str, str] = {}
         self._tasks: dict[str, TaskID] = {}
         # Refreshed by tick: the refreshing thread that rich would start must not exist while processes are forked.
@@ -69,6 +77,7 @@ class Board:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._show_notices()
         if self._tasks:
             self._show_bars()
             self._progress.stop()
@@ -80,15 +89,22 @@ class Board:
         self._ended[name] = how
 
     def tick(self) -> None:
-        """Look at the reports, twice a second at most, and show them."""
+        """Look at reports and logs, twice a second at most, and show them."""
         now = self._clock()
+        if now < self._next_poll:
+            return
+        self._next_poll = now + _POLL_EVERY_S
+        self._show_notices()
         if self._tasks:
-            if now >= self._next_poll:
-                self._next_poll = now + 0.5
-                self._show_bars()
+            self._show_bars()
         elif now >= self._next_line:
             self._next_line = now + self._line_every_s
             self._show_line()
+
+    def _show_notices(self) -> None:
+        for name, notices in self._notices.items():
+            for sentence in notices.new():
+                self._console.print(f"{name}: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
     def _show_bars(self) -> None:
         for name, task in self._tasks.items():
@@ -106,7 +122,11 @@ class Board:
         for name, directory in self._directories.items():
             report = read_report(directory)
             parts.append(f"{name}: {' '.join(filter(None, [_steps(report), self._facts(name, report)]))}")
-        self._console.print(" | ".join(parts), markup=False, highlight=False, soft_wrap=True)
+        line = " | ".join(parts)
+        self._left_out += 1
+        if line != self._line or self._left_out == _UNCHANGED:
+            self._line, self._left_out = line, 0
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _facts(self, name: str, report: Mapping[str, Any]) -> str:
         facts = [self._ended.get(name) or _status(report) or "starting"]

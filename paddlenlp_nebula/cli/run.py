@@ -19,9 +19,10 @@ from paddlenlp_nebula.cli.progress import Board
 from paddlenlp_nebula.cli.sites import hyphens, roster_here, site_options
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.launch.family import die_with_parent
+from paddlenlp_nebula.launch.lines import RefusalFinder
 from paddlenlp_nebula.launch.reports import forget_reports
 from paddlenlp_nebula.launch.roster import Roster, paddle_command, split_devices, thread_variables
-from paddlenlp_nebula.launch.summary import digests_differ, summary_table
+from paddlenlp_nebula.launch.summary import degradations, digests_differ, summary_table
 from paddlenlp_nebula.launch.supervisor import Cluster, Outcome, Supervisor, exit_code
 from paddlenlp_nebula.recipe.source import Setting, find_recipe, read_recipe
 
@@ -128,9 +129,11 @@ def _train(plan: _Plan, console: Console, grace_s: float) -> int:
         console.print(table)
     if interrupted_by is not None:
         click.secho(f"nebula: ended early by {signal.Signals(interrupted_by).name}", fg="yellow", err=True)
-    for outcome in outcomes:
-        if not outcome.ok and interrupted_by is None:
-            _show_failure(outcome, plan.output_dir / outcome.name / "cluster.log")
+    for sentence, names in degradations(directories).items():
+        click.secho(f"nebula: {', '.join(names)}: {sentence}", fg="yellow", err=True)
+    if interrupted_by is None:
+        failed = {str(o): plan.output_dir / o.name / "cluster.log" for o in outcomes if not o.ok}
+        _show_failures(failed)
     if differ:
         click.secho("nebula: the clusters ended with different parameters", fg="red", err=True)
     return exit_code(outcomes, interrupted_by) or int(differ)
@@ -192,14 +195,25 @@ def _checked(recipe: Path, overrides: Sequence[str], roster: Roster, name: str) 
     return content
 
 
-def _show_failure(outcome: Outcome, log: Path) -> None:
-    click.secho(f"nebula: {outcome}; the end of {log}:", fg="red", err=True)
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines[-_TAIL_LINES:]:
-        click.echo(f"  | {line}", err=True)
+def _show_failures(logs: Mapping[str, Path]) -> None:
+    """How each cluster ended (a sentence -> its log) and why: in the package's own words, else its last lines."""
+    reasons: dict[str, None] = {}
+    for ended, log in logs.items():
+        try:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = []
+        finder = RefusalFinder()
+        for line in lines:
+            finder.see(line)
+        click.secho(f"nebula: {ended}; {'its log is' if finder.refusal else 'the end of'} {log}", fg="red", err=True)
+        if finder.refusal:
+            reasons[finder.refusal] = None
+            continue
+        for line in lines[-_TAIL_LINES:]:
+            click.echo(f"  | {line}", err=True)
+    for reason in reasons:  # clusters refuse with the same words
+        click.secho(f"nebula: {reason}", fg="red", err=True)
 
 
 def _text(settings: Mapping[str, Setting], key: str) -> str | None:

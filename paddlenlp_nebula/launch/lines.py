@@ -6,14 +6,16 @@ import codecs
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["COLOURS", "LineWriter", "RefusalFinder"]
+__all__ = ["COLOURS", "LineWriter", "NoticeReader", "RefusalFinder"]
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 _BREAK = re.compile(r"\r\n|\n|\r(?=.)", re.DOTALL)  # a final \r may be the first half of \r\n
 _CURSOR = re.compile(r"\x1b\[[0-9;?]*[ABCDEFGHJKSTfhlsu]")  # moves and erasures; colours stay
 _LONGEST = 1 << 16
+_NOTICE = re.compile(r" - nebula: (.+?)(?:\x1b\[0m)?\r?$")  # as PaddleNLP's logger writes what the package says
 _REFUSAL = re.compile(r"paddlenlp_nebula\.errors\.\w+: (.+)")  # as Python ends its report of an uncaught error of ours
 
 
@@ -102,3 +104,28 @@ class RefusalFinder:
             self.refusal += f"\n{line}"
         else:
             self._unfinished = False
+
+
+class NoticeReader:
+    """Reads what the package itself says in a cluster's log, while it grows.
+
+    Args:
+        path: the log; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._unfinished = b""
+
+    def new(self) -> list[str]:
+        """The sentences since the last call."""
+        try:
+            with open(self._path, "rb") as log:
+                log.seek(self._position)
+                data = log.read()
+        except OSError:
+            return []
+        self._position += len(data)
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        return [match[1] for line in lines if (match := _NOTICE.search(line.decode("utf-8", "replace")))]

@@ -9,9 +9,11 @@ from typing import Any
 from rich.table import Table
 
 from paddlenlp_nebula.launch.reports import RESULT_NAME, bytes_text, read_report
+from paddlenlp_nebula.ledger.ledger import REPORT_NAME
 
-__all__ = ["digests_differ", "summary_table"]
+__all__ = ["degradations", "digests_differ", "summary_table"]
 
+_SHOWN_DEGRADATIONS = 10
 _FULL_MODEL = ("bytes_full_model_fp32_every_step", "bytes_dense_fp32_every_step")
 
 
@@ -40,6 +42,18 @@ def summary_table(directories: Mapping[str, Path], title: str) -> Table:
         for label, values in recipe_rows.items():
             table.add_row(label, *(values.get(name, "-") for name in directories))
     return table
+
+
+def degradations(directories: Mapping[str, Path]) -> dict[str, list[str]]:
+    """What went less well than asked for: sentence -> the clusters that say so. Of many, the first ten of each."""
+    found: dict[str, list[str]] = {}
+    for name, directory in directories.items():
+        sentences = read_report(directory).get("degradations") or []
+        rest = len(sentences) - _SHOWN_DEGRADATIONS
+        more = [f"{rest} more, in {directory / REPORT_NAME}"] if rest > 0 else []
+        for sentence in [*sentences[:_SHOWN_DEGRADATIONS], *more]:
+            found.setdefault(str(sentence), []).append(name)
+    return found
 
 
 def digests_differ(directories: Mapping[str, Path]) -> bool:

@@ -116,6 +116,15 @@ def test_a_failing_cluster_is_named_with_the_end_of_its_log(nebula_run: Runner) 
     assert "cluster west ended" not in result.output
 
 
+def test_a_refusal_is_shown_instead_of_its_traceback(nebula_run: Runner) -> None:
+    error = "type('HandshakeError', (Exception,), {'__module__': 'paddlenlp_nebula.errors'})('the reason')"
+    result = nebula_run("--local-clusters", "2", end=f"raise {error}")
+    assert result.exit_code == 1
+    assert "nebula: cluster east ended with exit code 1; its log is out/east/cluster.log\n" in result.output
+    assert result.output.count("the reason") == 1
+    assert "Traceback" not in result.output
+
+
 def test_different_digests_are_a_failure(nebula_run: Runner) -> None:
     result = nebula_run("--local-clusters", "2", digest="me")
     assert result.exit_code == 1
@@ -174,11 +183,44 @@ def test_plain_lines_now_and_then(tmp_path: Path) -> None:
         (tmp_path / "w").mkdir()
         report = {"steps": 7, "max_steps": 20, "status": "training", "train_loss": 1.25, "bytes_sent": 2048}
         (tmp_path / "w/nebula_report.json").write_text(json.dumps(report))
-        for second in range(21):
+        for second in range(75):  # nothing new for 60 s
             now[0] = second
             board.tick()
-    line = "west: 7/20 training, loss 1.250, sent 2.05 kB | east: starting"
-    assert out.getvalue().splitlines() == [line] * 3
+        (tmp_path / "e").mkdir()
+        (tmp_path / "e/nebula_report.json").write_text(json.dumps(report))
+    line = "west: 7/20 training, loss 1.250, sent 2.05 kB | east: "
+    assert out.getvalue().splitlines() == [f"{line}starting", f"{line}starting", line + line[6:-9]]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_the_package_says_in_the_logs_is_shown_at_once(tmp_path: Path, terminal: bool) -> None:
+    out, now, log = io.StringIO(), [0.0], tmp_path / "cluster.log"
+    with Board(
+        Console(file=out, force_terminal=terminal, width=200), {"west": tmp_path}, clock=lambda: now[0]
+    ) as board:
+        for text in (
+            "\x1b[32m[2026-11-30 18:59:00,014] [    INFO]\x1b[0m - nebula: still waiting for 'east' to kn",
+            "ock at h:1, 590 s more\x1b[0m\n\x1b[32m[2026-11-30 18:59:00,014] [    INFO]\x1b[0m - loss: 1\x1b[0m\n",
+        ):
+            with log.open("a") as file:
+                file.write(text)
+            now[0] += 1
+            board.tick()
+        assert out.getvalue().count("west: still waiting for 'east' to knock at h:1, 590 s more\n") == 1
+        log.open("a").write("TrainProcess: 1/4\r[2026-11-30 18:59:00,014] [ WARNING] - nebula: cluster east is gone\n")
+    assert out.getvalue().count("west: cluster east is gone\n") == 1
+    assert "loss: 1" not in out.getvalue()
+
+
+def test_degradations_are_named_at_the_end(nebula_run: Runner) -> None:
+    result = nebula_run(
+        "--local-clusters", "2",
+        end="(out / 'nebula_report.json').write_text(json.dumps(dict(report, degradations=['both'] + [me] * 10)))",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "nebula: west, east: both\n" in result.output
+    assert "nebula: west, east: 1 more, in " not in result.output  # each in a report of its own
+    assert "nebula: east: 1 more, in out/east/nebula_report.json\n" in result.output
 
 
 def test_the_last_loss_is_shown_and_that_the_process_still_works(tmp_path: Path) -> None:
