@@ -140,7 +140,11 @@ def in_a_fresh_interpreter(program: str) -> str:
 
 
 LIGHT = ["arguments", "errors", "forking", "ledger.ledger", "codec.registry", "launch.roster", "cli.main"]
-LIGHT += [dotted(path) for path in MODULES if path.parent.name in ("link", "transport") and path.stem != "__init__"]
+LIGHT += [
+    dotted(path)
+    for path in MODULES
+    if path.parent.name in ("security", "link", "transport") and path.stem != "__init__"
+]
 LIGHT.remove("transport.pump")  # runs where MPI has been started on purpose
 
 

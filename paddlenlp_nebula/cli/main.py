@@ -22,6 +22,8 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Prepare": {
         "validate": ("paddlenlp_nebula.cli.validate", "Check recipes and show everything that is wrong with them."),
+        "keygen": ("paddlenlp_nebula.cli.keygen", "Make the keys and certificates by which clusters know each other."),
+        "trust": ("paddlenlp_nebula.cli.trust", "Look at certificates, sign requests for them, trust another CA."),
         "doctor": ("paddlenlp_nebula.cli.doctor", "Show what this machine offers and what is missing."),
         "data": ("paddlenlp_nebula.cli.data", "Prepare the data sets that the shipped recipes use."),
     },

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from paddlenlp_nebula.errors import SecurityError
@@ -208,9 +209,8 @@ def cluster_names(thing: x509.Certificate | x509.CertificateSigningRequest) -> f
     return frozenset(names.get_values_for_type(x509.DNSName))
 
 
-def fingerprint(key: object) -> str:
+def fingerprint(key: CertificatePublicKeyTypes) -> str:
     """SHA-256 of a public key, in pairs of hex digits, for comparing by eye or over the telephone."""
-    assert isinstance(key, ec.EllipticCurvePublicKey)
     digest = hashes.Hash(hashes.SHA256())
     digest.update(key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo))
     return digest.finalize().hex(":")

@@ -32,26 +32,42 @@ def open_identity(credentials: Credentials, passphrase_file: str | None, note: C
     return identity
 
 
-def find_passphrase(key: str, passphrase_file: str | None, what: str = "tls_key") -> str | None:
+def find_passphrase(
+    key: str,
+    passphrase_file: str | None,
+    what: str = "tls_key",
+    option: str = "tls_key_passphrase_file",
+    ask: Callable[[str], str] | None = None,
+) -> str | None:
     """The passphrase of a key file: from its own file, or from whoever sits at the terminal; None if there is none.
+
+    Args:
+        key: the key file.
+        passphrase_file: where its passphrase is, or None.
+        what, option: what the two are called in sentences.
+        ask: asks for it; by default on the terminal that this process belongs to.
 
     Raises:
         SecurityError: it is needed and cannot be had, or a file is not in order.
     """
     check_private(key, what)
     if passphrase_file:
-        return read_passphrase(passphrase_file)
+        return read_passphrase(passphrase_file, option)
     with open(key, "rb") as file:
         if b"ENCRYPTED" not in file.read():
             return None
+    return (ask or _ask)(f"Passphrase of {key}")
+
+
+def _ask(prompt: str) -> str:
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
         raise SecurityError(
-            f"{what} {key!r} is encrypted and there is no terminal to ask for its passphrase: set {what}_passphrase_file to a "
-            "file with it (mode 0600)"
+            "tls_key is encrypted and there is no terminal to ask for its passphrase: set tls_key_passphrase_file to a file "
+            "with it (mode 0600)"
         ) from None
-    return getpass.getpass(f"Passphrase of {key}: ")
+    return getpass.getpass(f"{prompt}: ")
 
 
 def check_own(identity: Identity) -> str | None:

@@ -71,8 +71,8 @@ def check_private(path: str | Path, what: str) -> None:
         )
 
 
-def read_passphrase(path: str | Path, what: str = "tls_key_passphrase_file") -> str:
-    """The first line of a passphrase file.
+def read_passphrase(path: str | Path, what: str) -> str:
+    """The first line of a passphrase file, which sentences call ``what``.
 
     Raises:
         SecurityError: others can read the file, or it is empty.

@@ -68,10 +68,10 @@ def test_another_users_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_passphrases(tmp_path: Path) -> None:
     path = tmp_path / "passphrase"
     write_private(path, b"open sesame\r\nanother line\n")
-    assert read_passphrase(path) == "open sesame"
+    assert read_passphrase(path, "tls_key_passphrase_file") == "open sesame"
     write_private(path, b"\n")
     with pytest.raises(SecurityError, match="must hold the passphrase in its first line"):
-        read_passphrase(path)
+        read_passphrase(path, "tls_key_passphrase_file")
     path.chmod(0o644)
     with pytest.raises(SecurityError, match="tls_key_passphrase_file must be for its owner alone"):
-        read_passphrase(path)
+        read_passphrase(path, "tls_key_passphrase_file")
