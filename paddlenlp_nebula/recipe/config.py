@@ -67,14 +67,11 @@ def load_configuration(recipe: str, overrides: Sequence[str] = (), *, any_site: 
     if any_site:
         _assume_site(source.settings)
     *arguments, nebula = convert((*chosen.argument_classes(), NebulaArguments), source)
-    configuration = Configuration(chosen, tuple(arguments), nebula)
-    use_device(configuration.training.device)  # only Paddle knows what it can use
-    refuse_precision(configuration.training)
-    return configuration
+    return Configuration(chosen, tuple(arguments), nebula)
 
 
 def convert(classes: Sequence[type], source: Source) -> tuple[Any, ...]:
-    """One instance of each dataclass, filled from ``source``.
+    """One instance of each dataclass, filled from ``source``. The device that they name becomes Paddle's.
 
     Raises:
         ConfigurationError: with every problem at once.
@@ -114,7 +111,9 @@ def convert(classes: Sequence[type], source: Source) -> tuple[Any, ...]:
         inputs: dict[str, Any] = dict.fromkeys(absent, "absent")
         inputs.update({field.name: values[field.name] for field in own if field.name in values})
         try:
-            instances.append(cls(**inputs))
+            instances.append(instance := cls(**inputs))
+            if issubclass(cls, TrainingArguments):
+                problems += _problems_here(instance)
         except ConfigurationError as error:
             problems += error.problems
         except (ValueError, TypeError, AssertionError, OSError) as error:
@@ -148,6 +147,17 @@ def _assume_site(settings: dict[str, Setting]) -> None:
     for name in _SITE:
         if not known(name):
             settings[name] = Setting(assumed[name], "assumed")
+
+
+def _problems_here(training: Any) -> list[str]:
+    """What this machine cannot do of PaddleNLP's TrainingArguments; only Paddle knows."""
+    found: list[str] = []
+    for check, subject in ((use_device, training.device), (refuse_precision, training)):
+        try:
+            check(subject)
+        except ConfigurationError as error:
+            found += error.problems
+    return found
 
 
 def _resolve(name: str, setting: Setting, fields: Mapping[str, Any]) -> tuple[str, Setting]:

@@ -33,6 +33,7 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
         alone: train on this cluster's part of the data only, without any link.
     """
     from paddlenlp.trainer import get_last_checkpoint, set_seed
+    from paddlenlp.utils.log import logger
 
     model_args, data_args, training = arguments
     use_device(training.device)
@@ -49,6 +50,9 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
         checkpoint = training.resume_from_checkpoint
         if checkpoint is None and Path(training.output_dir).is_dir() and not training.overwrite_output_dir:
             checkpoint = get_last_checkpoint(training.output_dir)
+        if checkpoint is not None:  # of a finished run nothing is left to do, which must not look like training
+            logger.info(f"nebula: resuming from {checkpoint}; overwrite_output_dir: true would start anew")
+            result["rows"] += [["resumed from", Path(checkpoint).name]]
         metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         trainer.save_model(merge_tensor_parallel=training.tensor_parallel_degree > 1)
         trainer.log_metrics("train", metrics)

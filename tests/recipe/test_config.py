@@ -264,6 +264,13 @@ def test_what_this_machine_cannot_do_is_found_before_anything_starts(tmp_path: P
         load_configuration(str(tmp_path / "job.yaml"), any_site=True)
 
 
+def test_what_this_machine_cannot_do_is_said_beside_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("recipe: classify\noutput_dir: out\ndevice: toaster\nmodel: x\nsync_codec: y\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load_configuration(str(tmp_path / "job.yaml"), any_site=True)
+    assert [problem.split()[0] for problem in caught.value.problems] == ["device", "model", "sync_codec"]
+
+
 def test_the_worker_refuses_before_training(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("recipe: classify\nmax_stps: 1\n")
     worker = [sys.executable, "-m", "paddlenlp_nebula.recipe.worker", str(tmp_path / "job.yaml"), "--seed", "x"]

@@ -157,6 +157,19 @@ def test_a_users_file_trains_and_saves(tiny: Path, tmp_path: Path, flags: dict[s
     assert 0 < result["eval_loss"] < 10
 
 
+def test_a_run_that_resumes_says_so(tiny: Path, tmp_path: Path) -> None:
+    from paddlenlp_nebula.arguments import NebulaArguments
+    from paddlenlp_nebula.recipe.sft import run
+
+    more = {"lora": True, "save_strategy": "steps", "save_steps": 2, "max_steps": 2, "do_eval": False}
+    rows = []
+    for again in ({}, {}, {"overwrite_output_dir": True}):
+        arguments = parse(settings(tiny, tmp_path / "out", **more, **again), tmp_path)
+        run(tuple(arguments), NebulaArguments(cluster="west", clusters="west,east", rendezvous="loopback"), alone=True)
+        rows.append(json.loads((tmp_path / "out" / "recipe_result.json").read_text())["rows"])
+    assert rows == [[], [["resumed from", "checkpoint-2"]], []]
+
+
 def test_what_cannot_be_honoured_is_refused_all_at_once(tiny: Path) -> None:
     from paddlenlp_nebula.recipe.sft_arguments import SftDataConfig, SftModelConfig, SftTrainingArguments
 
