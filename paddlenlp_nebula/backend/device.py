@@ -34,18 +34,18 @@ class DeviceFlat:
 
     def __init__(self, sizes: Sequence[int], place: Place) -> None:
         self.tensors = [paddle.zeros([size], "float32", device=place) for size in sizes]
-        self._ends = list(accumulate(sizes, initial=0))
+        self._bounds = list(accumulate(sizes, initial=0))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._bounds[-1]
 
     def __getitem__(self, part: slice, /) -> Tensor:
         start, stop, _ = part.indices(len(self))
-        first = min(bisect_right(self._ends, start), len(self.tensors)) - 1
-        last = max(bisect_left(self._ends, stop), first + 1)
-        if (start, stop) == (self._ends[first], self._ends[last]) and last == first + 1:
+        first = min(bisect_right(self._bounds, start), len(self.tensors)) - 1
+        last = max(bisect_left(self._bounds, stop), first + 1)
+        if (start, stop) == (self._bounds[first], self._bounds[last]) and last == first + 1:
             return self.tensors[first]
-        buckets = zip(self.tensors[first:last], self._ends[first:last], strict=True)
+        buckets = zip(self.tensors[first:last], self._bounds[first:last], strict=True)
         return paddle.concat([tensor[max(0, start - begin) : stop - begin] for tensor, begin in buckets])
 
 

@@ -127,7 +127,12 @@ RESUMED = [
     _resumed("first-round", first={}, step=2),
     _resumed("other-fragments", {"sync_every": "4", "sync_fragments": 2}),
 ]
-PARALLEL = [_spec("parallel", rounds=FOUR), _spec("parallel-nesterov", nebula=NESTEROV, rounds=FOUR)]
+ON_A_DEVICE = {"east": {"nebula": {**LOCAL, "sync_backend": "device"}}}
+PARALLEL = [
+    _spec("parallel", rounds=FOUR),
+    _spec("parallel-nesterov", nebula=NESTEROV, rounds=FOUR),
+    _spec("parallel-device", per_cluster=ON_A_DEVICE, rounds=FOUR),
+]
 SHARDED = [
     _llama("stage1", train={"sharding": "stage1"}, rounds=FOUR),
     _llama("stage1-lora", "lora", train={"sharding": "stage1"}, nebula={"sync_parameters": "adapters"}, rounds=FOUR),

@@ -26,6 +26,7 @@ SPECS = [
 DATA_PARALLEL = [
     *SPECS[:2],
     SPECS[3],
+    {"name": "device", "model": "mlp", "per_cluster": {"east": {"nebula": {"sync_backend": "device"}}}},
     {"name": "master-grad", "model": "llama", "train": {"bf16": True, "amp_master_grad": True, "learning_rate": 1e-3}},
     {"name": "early-stopping", "model": "mlp", "eval_items": 8, "patience": 1, "train": {
         "max_steps": 40, "learning_rate": 0.2, "evaluation_strategy": "steps", "eval_steps": 2, "save_strategy": "steps",
