@@ -239,6 +239,25 @@ def test_nobody_comes_in_late(keeper: Door) -> None:
     assert keeper.events() == []  # a stranger cannot disturb a run
 
 
+def test_who_comes_for_the_next_run_waits_for_its_door(doors: dict[str, Door], keeper: Door) -> None:
+    """A script that trains twice: this cluster is through with its first run, the door's has yet to notice."""
+    keeper.begin()
+    doors["birch"].send(Kind.LEAVE, "amber", {"reason": "its training is complete", "deliberate": True})
+    doors["birch"].close()
+
+    def next_run() -> Door:
+        time.sleep(0.5)
+        keeper.close()
+        return keep_door(keeper.where, CLUSTERS, timeout_s=5)
+
+    found = at_once({"birch": lambda: knock(keeper.where, "birch", CLUSTERS, timeout_s=10), "amber": next_run})
+    try:
+        until(lambda: "birch" in found["amber"].arrived())
+    finally:
+        for door in found.values():
+            door.close()
+
+
 # Telling
 
 
