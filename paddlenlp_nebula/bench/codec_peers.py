@@ -1,6 +1,6 @@
 """Other people's codecs, for comparison in the same run: pypiquant, and top-k as one writes it in PyTorch.
 
-Neither is a dependency (``pip install "paddlenlp-nebula[peers]"``); one that cannot be imported is named in the
+Neither is a dependency (``pip install pypiquant torch``); one that cannot be imported is named in the
 result as not measured. Both work on buckets of the same size and on one thread, as the codecs beside them.
 """
 

@@ -66,7 +66,7 @@ def group_of(spec: str) -> tuple[list[Contender], list[dict[str, str]]]:
         try:
             peer = peer_of(codec.name, error_feedback=codec.error_feedback)
         except ImportError as error:
-            missing[(PIQUANT | TORCH)[codec.name]] = f"{error}: pip install 'paddlenlp-nebula[peers]'"
+            missing[(PIQUANT | TORCH)[codec.name]] = f"{error}: pip install pypiquant torch"
         else:
             if peer is not None:
                 contenders.append(peer)

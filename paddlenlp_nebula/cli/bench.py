@@ -32,7 +32,7 @@ _json_file = click.option(
 )
 
 
-@bench.command()
+@bench.command(short_help="What a link carries between two processes of this machine.")
 @click.option("--mib", type=click.FloatRange(min=1), default=256, show_default=True, help="MiB per copy and direction.")
 @click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True, help="Copies of each kind.")
 @click.option(
@@ -60,7 +60,7 @@ def link(mib: float, repetitions: int, security: str, as_json: bool, json_file: 
         _show(result)
 
 
-@bench.command()
+@bench.command(short_help="Bytes, speed and memory of codecs on one thread.")
 @click.argument("specs", nargs=-1, metavar="[SPEC]...")
 @click.option(
     "--parameters",
@@ -79,7 +79,7 @@ def codecs(
     """Bytes, speed and memory of codecs on one thread, SPEC being as for sync_codec, or of the usual ones.
 
     Lossy codecs have error feedback, as by default. memcpy, pypiquant and PyTorch (pip install
-    "paddlenlp-nebula[peers]") work on the same numbers in the same run.
+    pypiquant torch) work on the same numbers in the same run.
     """
     plan = CodecPlan(specs or SPECS, parameters or PARAMETERS, repetitions)
     if not as_json:

@@ -34,6 +34,7 @@ def data(name: str, from_dir: Path | None, cache: Path | None, langs: str, outpu
     if langs != "en-us" and name != "libreoffice-help":
         raise click.UsageError(f"--langs is for libreoffice-help only, got it with {name}")
     languages = [language.strip().lower() for language in langs.split(",")]
+    click.echo(f"{name}: looking in the cache, else fetching and extracting, which can take minutes...", err=True)
     try:
         folder = DATA_SETS[name](Request(from_dir=from_dir, cache=cache, languages=languages, output=output))
     except DataUnavailable as error:

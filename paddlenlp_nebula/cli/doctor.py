@@ -55,8 +55,8 @@ def doctor() -> None:
             table.add_row(package, found)
     console.print("importing Paddle and MPI...", highlight=False)
     for label, code, hint in (
-        ("devices", _PADDLE, "install the versions that pyproject.toml names: pip install 'paddlenlp-nebula[mpich]'"),
-        ("MPI library", _MPI, "install one MPI: pip install 'paddlenlp-nebula[mpich]'"),
+        ("devices", _PADDLE, "install paddlenlp-nebula again, with its dependencies"),
+        ("MPI library", _MPI, "install one MPI, for example with 'pip install mpich'"),
     ):
         answer, ok = _ask(code)
         table.add_row(label, answer)

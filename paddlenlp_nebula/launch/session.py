@@ -158,7 +158,7 @@ class LocalRun:
     def watch(self, every_s: float = 1.0) -> None:
         """Plot the losses below the cell while the run trains; returns when it has ended.
 
-        Interrupting the cell stops the run. Needs matplotlib and IPython, ``pip install "paddlenlp-nebula[notebook]"``.
+        Interrupting the cell stops the run. Needs matplotlib and IPython, ``pip install ipykernel matplotlib``.
 
         Raises:
             NebulaError: the run failed; with what it said last.
@@ -167,7 +167,7 @@ class LocalRun:
             try:
                 from paddlenlp_nebula.ledger.plots import LossPlot
             except ImportError as error:
-                raise NebulaError(f'{error}: watching needs pip install "paddlenlp-nebula[notebook]"') from None
+                raise NebulaError(f"{error}: watching needs pip install ipykernel matplotlib") from None
             plot = LossPlot()
             for reports in self.updates(every_s):
                 plot.show(reports)
