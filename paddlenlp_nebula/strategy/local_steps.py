@@ -195,8 +195,15 @@ class LocalSteps:
         """Continue from a checkpoint.
 
         Raises:
-            NebulaError: it was written with other settings.
+            NebulaError: it is another cluster's, or was written with other settings.
         """
+        whose = [name.removeprefix("anchor.") for name in arrays if name.startswith("anchor.")]
+        cluster = self.exchange.party.link.cluster
+        if whose and cluster not in whose:
+            raise NebulaError(
+                f"cluster {cluster!r} must resume from a checkpoint of its own, got what cluster {whose[0]!r} had not sent: to "
+                "resume everybody from copies of one checkpoint, take nebula_state.safetensors out of all of them"
+            )
         for name in arrays:
             if name.startswith("anchor."):  # with ``product`` there is one for each member
                 self.anchors.setdefault(name.removeprefix("anchor."), self.exchange.flat())

@@ -152,6 +152,15 @@ def test_a_state_of_other_settings_is_refused() -> None:
         without.strategy.restore({**without.strategy.state(), "codec/0/residual": np.zeros(3, dtype=np.float32)})
 
 
+def test_the_state_of_another_cluster_is_refused() -> None:
+    one, other = drifters(2)
+    with pytest.raises(
+        NebulaError, match=r"'\w+' must resume from a checkpoint of its own, got what cluster '\w+' had"
+    ):
+        one.strategy.restore(other.strategy.state())
+    one.strategy.restore(one.strategy.state())
+
+
 # Fragments
 
 
