@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from paddlenlp_nebula.errors import ConfigurationError
-from paddlenlp_nebula.launch.roster import Roster, local_roster
+from paddlenlp_nebula.launch.roster import Roster, local_roster, secured
 from paddlenlp_nebula.transport.launch import find_mpiexec
 
 __all__ = ["hyphens", "roster_here", "site_options"]
@@ -62,6 +62,8 @@ def roster_here(
 ) -> tuple[Roster, tuple[str, ...]]:
     """All clusters, and the names of those to start on this machine.
 
+    Clusters of one machine have certificates made for them, which are there as long as the command runs.
+
     Raises:
         ConfigurationError: the options do not say it, or contradict each other.
         NebulaError: the clusters' couriers could not be started here.
@@ -88,7 +90,7 @@ def _roster_here(
                 [f"--rendezvous goes with --cluster (clusters of one machine find each other), got {rendezvous!r}"]
             )
         roster = local_roster(local_clusters, clusters)
-        return roster, roster.names
+        return click.get_current_context().with_resource(secured(roster)), roster.names
     if local_clusters is not None:
         raise ConfigurationError(
             [f"either --local-clusters or --cluster must be given, got both ({local_clusters} and {cluster!r})"]
@@ -106,6 +108,7 @@ def _roster_here(
         )
     from paddlenlp_nebula.arguments import NebulaArguments  # knows the codecs, and so loads numpy: not for --help
 
-    site = NebulaArguments(cluster=cluster, clusters=clusters, rendezvous=rendezvous)
+    # Its TLS files may be named behind this, in a script's arguments or a recipe, which is for the cluster itself to find.
+    site = NebulaArguments(cluster=cluster, clusters=clusters, rendezvous=rendezvous, sync_security="none")
     assert site.rendezvous is not None  # NebulaArguments has checked it
     return Roster(site.cluster_names, site.rendezvous), (cluster,)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.security.throwaway import throw_away, thrown_away
 
-__all__ = ["Roster", "free_port", "local_roster", "paddle_command", "split_devices", "thread_variables"]
+__all__ = ["Roster", "free_port", "local_roster", "paddle_command", "secured", "split_devices", "thread_variables"]
 
 _NAMES = ("west", "east", "north", "south")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -19,10 +22,17 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 @dataclass(frozen=True)
 class Roster:
-    """All clusters of a run and the place where they meet."""
+    """All clusters of a run and the place where they meet.
+
+    Attributes:
+        names: the clusters.
+        rendezvous: "host:port" of the first one's door.
+        certificates: folder with everybody's (`secured`); None where each site has its own.
+    """
 
     names: tuple[str, ...]
     rendezvous: str
+    certificates: Path | None = None
 
     def environment(self, name: str) -> dict[str, str]:
         """The variables by which NebulaArguments finds out which cluster it is."""
@@ -30,6 +40,7 @@ class Roster:
             "NEBULA_CLUSTER": name,
             "NEBULA_CLUSTERS": ",".join(self.names),
             "NEBULA_RENDEZVOUS": self.rendezvous,
+            **{f"NEBULA_{field.upper()}": path for field, path in self._tls_files(name).items()},
         }
 
     def overrides(self, name: str) -> list[str]:
@@ -38,7 +49,25 @@ class Roster:
             *("--cluster", name),
             *("--clusters", ",".join(self.names)),
             *("--rendezvous", self.rendezvous),
+            *(word for field, path in self._tls_files(name).items() for word in (f"--{field}", path)),
         ]
+
+    def _tls_files(self, name: str) -> dict[str, str]:
+        if self.certificates is None:
+            return {}
+        files = thrown_away(name, self.certificates)
+        return {"tls_ca": files.ca, "tls_cert": files.cert, "tls_key": files.key}
+
+
+@contextmanager
+def secured(roster: Roster) -> Iterator[Roster]:
+    """The roster of clusters on this machine with certificates made for them, which are there inside the block."""
+    if not all(name.isascii() for name in roster.names):  # which TLS needs, and says if it is asked for
+        yield roster
+        return
+    with TemporaryDirectory(prefix="nebula-") as folder:  # for its owner alone
+        throw_away(roster.names, Path(folder))
+        yield replace(roster, certificates=Path(folder))
 
 
 def local_roster(count: int | None, clusters: str | None) -> Roster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import sys
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError
-from paddlenlp_nebula.launch.roster import local_roster, paddle_command, split_devices, thread_variables
+from paddlenlp_nebula.launch.roster import local_roster, paddle_command, secured, split_devices, thread_variables
+from paddlenlp_nebula.security.check import check_own
+from paddlenlp_nebula.security.identity import Credentials, Identity
 
 
 def test_names_by_count() -> None:
@@ -43,6 +46,29 @@ def test_the_port_is_free_and_nebula_arguments_accept_the_variables(monkeypatch:
             monkeypatch.setenv(variable, value)
         arguments = NebulaArguments()
         assert (arguments.cluster_name, arguments.cluster_names) == (name, roster.names)
+
+
+def test_certificates_are_there_while_the_clusters_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with secured(local_roster(2, None)) as roster:
+        folder = roster.certificates
+        assert folder is not None
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        for name in roster.names:
+            for variable, value in roster.environment(name).items():
+                monkeypatch.setenv(variable, value)
+            arguments = NebulaArguments(sync_security="tls")
+            files = Credentials(name, str(arguments.tls_ca), str(arguments.tls_cert), str(arguments.tls_key))
+            assert check_own(Identity(files)) is None
+            words = roster.overrides(name)
+            assert words[words.index("--tls_key") + 1] == files.key
+        assert not list(folder.glob("ca.key"))
+    assert not folder.exists()
+
+
+def test_names_that_are_not_ascii_have_no_certificates() -> None:
+    with secured(local_roster(None, "zürich,bern")) as roster:
+        assert roster.certificates is None
+        assert set(roster.environment("bern")) == {"NEBULA_CLUSTER", "NEBULA_CLUSTERS", "NEBULA_RENDEZVOUS"}
 
 
 def test_threads_are_shared_out_unless_the_user_has_chosen() -> None:
