@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import sys
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -83,3 +85,5 @@ class _LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="nebula")
 def main() -> None:
     """Train one PaddleNLP model on several clusters over slow wide-area links."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a progress bar on a terminal without its characters ends no training

@@ -224,7 +224,8 @@ class Supervisor:
             self.interrupted_by = self.interrupted_by or number
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, note) for number in numbers}
+        heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # under nohup, no SIGHUP
+        before = {number: signal.signal(number, note) for number in heard}
         try:
             yield
         finally:

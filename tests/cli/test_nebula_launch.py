@@ -327,3 +327,21 @@ def test_output_that_nobody_takes_ends_the_run(
     assert "Traceback" not in done.stderr
     assert [line for line in done.stderr.splitlines() if not line.startswith("nebula: starting")] == [said] * bool(said)
     assert mark() == []
+
+
+def test_nohup_is_respected(script: Script) -> None:
+    path = script("print('ready', flush=True)\ntime.sleep(1)\nprint('finished')")
+    command = ["nohup", *NEBULA, "launch", "--local-clusters", "2", path]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=20)[0].count("finished") == 2
+    assert process.returncode == 0
+
+
+def test_what_the_terminal_cannot_show_is_replaced(script: Script) -> None:
+    path = script("sys.stdout.buffer.write('50 % █ ä\\n'.encode())")
+    done = launch("--local-clusters", "1", path, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, "west | 50 % ? ?\n")
