@@ -18,6 +18,7 @@ from paddlenlp_nebula.adapters.lora import freeze_a
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.batches import count, hash_batch
 from paddlenlp_nebula.checkpoint import find_state, save_state
+from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.evaluation import refuse_what_cannot_agree
 from paddlenlp_nebula.farewell import FarewellHook
@@ -34,6 +35,7 @@ from paddlenlp_nebula.void_step import VoidStep
 __all__ = ["NebulaCallback"]
 
 _STATE_KEY = "nebula"  # in TrainerState.trial_params, which the Trainer saves and restores for us
+_REPORT_EVERY_S = 10.0  # at least, however rarely the Trainer logs
 _LOCAL_METRICS = ("runtime", "samples_per_second", "steps_per_second", "epoch", "ppl_runtime")
 
 
@@ -68,6 +70,7 @@ class NebulaCallback(TrainerCallback):
         self._selected: list[Tensor] = []
         self._staying: list[tuple[str, Tensor]] = []  # parameters that do not travel
         self._reports = 0  # written so far
+        self._reported_at = 0.0
         self._samples = self._tokens = 0
         self._last_batch = (0, 0)
         self._batch_hash = 0
@@ -108,6 +111,9 @@ class NebulaCallback(TrainerCallback):
         travelling = {id(parameter) for parameter in selection.parameters}
         self._staying = [(name, p) for name, p in model.named_parameters() if id(p) not in travelling]
         saved = self._restore(state)
+        if run.local.is_leader:
+            for sentence in _idle(nebula):
+                run.degrade(sentence, once=True)
         self.ledger.facts = {
             "cluster": nebula.cluster,
             "clusters": list(nebula.cluster_names),
@@ -204,6 +210,8 @@ class NebulaCallback(TrainerCallback):
             control.should_training_stop = True
         if run.local.is_leader:
             self._keep(state)
+            if time.monotonic() - self._reported_at >= _REPORT_EVERY_S:
+                self._write_report()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Replace the metrics by the clusters' mean: best checkpoints and early stopping then agree."""
@@ -342,6 +350,7 @@ class NebulaCallback(TrainerCallback):
 
     def _write_report(self) -> None:
         if self._report_path is not None and self._run is not None and self._run.local.is_leader:
+            self._reported_at = time.monotonic()
             try:
                 self.ledger.write(self._report_path)
             except OSError as error:  # a full disk, say: a reason not to begin a training, but none to end it
@@ -350,6 +359,19 @@ class NebulaCallback(TrainerCallback):
                 self._run.degrade(f"{self._report_path} could not be written: {error.strerror}", once=True)
             else:
                 self._reports += 1
+
+
+def _idle(nebula: NebulaArguments) -> list[str]:
+    """Settings that have no effect beside the others, and are no mistake either: a recipe's, under another strategy."""
+    found = []
+    if nebula.sync_strategy == "every_step" and nebula.sync_every != "30":
+        found.append(f"sync_every={nebula.sync_every} has no effect: sync_strategy='every_step' exchanges at each step")
+    if nebula.sync_feedback_decay != 1 and codec_from_spec(nebula.sync_codec).lossless:
+        found.append(
+            f"sync_feedback_decay={nebula.sync_feedback_decay:g} has no effect: sync_codec={nebula.sync_codec!r} leaves "
+            "nothing unsent"
+        )
+    return found
 
 
 def _number(value: Any) -> float | None:

@@ -7,6 +7,7 @@ finite and halves its scale, as ``paddle.amp.GradScaler`` does.
 from __future__ import annotations
 
 import inspect
+import json
 import threading
 import time
 from types import SimpleNamespace
@@ -316,3 +317,25 @@ def test_a_shared_output_folder_is_refused(tmp_path):
     together(*(lambda m=m: begin(m) for m in pair))
     assert errors[0] == errors[1]
     assert "output_dir" in errors[0]
+
+
+def test_settings_without_effect_are_counted(tmp_path):
+    pair = [
+        Member("west", str(tmp_path), sync_every="5", sync_feedback_decay=0.9),
+        Member("east", str(tmp_path), sync_every="5", sync_feedback_decay=0.9),
+    ]
+    together(*(lambda m=m: m.event("on_train_begin") for m in pair))
+    together(*(lambda m=m: m.event("on_train_end") for m in pair))
+    for member in pair:
+        report = json.loads((tmp_path / member.cluster / "nebula_report.json").read_text())
+        assert [sentence.split()[0] for sentence in report["degradations"]] == [
+            "sync_every=5",
+            "sync_feedback_decay=0.9",
+        ]
+
+
+@pytest.mark.parametrize(("every_s", "steps"), [(0.0, 1), (60.0, 0)])
+def test_the_report_follows_a_training_that_rarely_logs(members, tmp_path, monkeypatch, every_s, steps):
+    monkeypatch.setattr("paddlenlp_nebula.callback._REPORT_EVERY_S", every_s)
+    together(*(lambda m=m: m.update(1.0) for m in members))
+    assert json.loads((tmp_path / "west" / "nebula_report.json").read_text())["steps"] == steps
