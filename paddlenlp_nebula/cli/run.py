@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,8 +146,10 @@ def _supervise(jobs: Sequence[Cluster], console: Console, grace_s: float) -> tup
     for job in jobs:
         assert job.log is not None
         directories[job.name] = job.log.parent
-        forget_reports(job.log.parent)
-    with Board(console, directories) as board:
+    with ExitStack() as folders, Board(console, directories) as board:
+        for directory in directories.values():
+            folders.enter_context(_only_run_in(directory))
+            forget_reports(directory)
 
         def on_exit(outcome: Outcome) -> None:
             stopped = supervisor.interrupted_by is not None
@@ -157,6 +161,24 @@ def _supervise(jobs: Sequence[Cluster], console: Console, grace_s: float) -> tup
         supervisor = Supervisor(jobs, grace_s=grace_s, on_exit=on_exit, on_tick=board.tick)
         outcomes = supervisor.run()
     return outcomes, supervisor.interrupted_by
+
+
+@contextmanager
+def _only_run_in(directory: Path) -> Iterator[None]:
+    """Hold a cluster's folder, as long as this process lives: two runs in one destroy each other's files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise NebulaError(f"a run is still writing to {directory}: end it first, or set another --output_dir") from None
+    except OSError:
+        pass  # a network file system that knows no locks
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def _checked(recipe: Path, overrides: Sequence[str], roster: Roster, name: str) -> dict[str, object]:

@@ -77,6 +77,18 @@ def test_clusters_of_one_machine(nebula_run: Runner) -> None:
         assert shown in result.output
 
 
+def test_two_runs_do_not_write_to_one_folder(nebula_run: Runner) -> None:
+    Path("out/east").mkdir(parents=True)
+    Path("out/east/nebula_report.json").write_text("the other run's")
+    with run_module._only_run_in(Path("out/east")):
+        result = nebula_run("--local-clusters", "2")
+        assert result.exit_code == 2
+        assert "a run is still writing to out/east: end it first, or set another --output_dir" in result.output
+        assert Path("out/east/nebula_report.json").read_text() == "the other run's"
+        assert not Path("out/west/cluster.log").exists()
+    assert nebula_run("--local-clusters", "2").exit_code == 0
+
+
 def test_overrides_may_come_before_and_between_options(nebula_run: Runner) -> None:
     result = nebula_run("--max_steps=3", "--local-clusters", "2", "--learning_rate", "-1")
     assert result.exit_code == 0, result.output
