@@ -82,7 +82,10 @@ def run(
 
     \b
         nebula run finetune_lora --local-clusters 2 --max_steps 100
-        nebula run job.yaml --cluster west        # on each site, its own name
+        nebula run job.yaml --cluster west --clusters west,east \\
+            --rendezvous west.example.org:29400
+
+    --cluster is each site's own name; the other two are the same everywhere and may be keys of the file instead.
 
     Each cluster writes to OUTPUT_DIR/CLUSTER: nebula_report.json, cluster.log and what the recipe saves.
     """

@@ -48,7 +48,8 @@ def keep_door(
     except OSError as error:
         raise NebulaError(
             f"cluster {clusters[0]!r} must open the run's door at rendezvous={where!r}, but cannot listen there "
-            f"({error.strerror or error}): choose a free port of this machine"
+            f"({error.strerror or error}): is {clusters[0]!r} started already? Else "
+            "choose a free port of this machine"
         ) from None
     listener.setblocking(False)
     return Door(

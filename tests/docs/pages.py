@@ -67,12 +67,17 @@ def snippets() -> list[Snippet]:
 
 
 def commands(program: str) -> list[Command]:
-    """All command lines that call ``program``."""
+    """All command lines that call ``program``, those in the heads of recipes included."""
     found = []
     for page in pages():
         for block in _blocks(page):
             if block.language in _SHELL:
                 found += [Command(block.place, words) for words in _calls(block.text, program)]
+    for recipe in sorted((REPO / "recipes").glob("*.yaml")):
+        for number, line in enumerate(recipe.read_text(encoding="utf-8").splitlines(), start=1):
+            if match := re.match(rf"#( Run:)?\s+({program} .*)", line):
+                place = f"{recipe.relative_to(REPO)}:{number}"
+                found += [Command(place, words) for words in _calls(match[2], program)]
     return found
 
 

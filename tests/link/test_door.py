@@ -140,7 +140,9 @@ def test_a_door_that_never_opens_is_named(where: str) -> None:
 
 
 def test_a_port_that_is_taken(where: str, keeper: Door) -> None:
-    with pytest.raises(NebulaError, match=r"cannot listen there .* choose a free port"):
+    with pytest.raises(
+        NebulaError, match=r"cannot listen there .*: is 'amber' started already\? Else choose a free port"
+    ):
         keep_door(where, CLUSTERS, timeout_s=5)
 
 
