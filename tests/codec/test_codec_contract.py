@@ -150,15 +150,15 @@ def test_it_is_found_by_its_spec(spec: str) -> None:
     assert codec.grammar.startswith(codec.spec.partition(":")[0])
 
 
-@pytest.mark.parametrize("spec", ["", "fp64", "FP32", "fp32 ", "bf16,2bit", "__import__('os')"])
+@pytest.mark.parametrize("spec", ["", "fp64", "FP32", "fp32 ", "__import__('os')"])
 def test_other_specs_are_refused(spec: str) -> None:
     with pytest.raises(ConfigurationError, match=r"sync_codec must be one of fp32, bf16, fp16.*, got"):
         codec_from_spec(spec)
 
 
-@pytest.mark.parametrize("spec", ["fp32:", "bf16:2bit", "fp16:x,y"])
+@pytest.mark.parametrize("spec", ["fp32:", "bf16:2bit", "bf16,2bit", "fp16:x,y"])
 def test_casts_take_no_options(spec: str) -> None:
-    family = spec.partition(":")[0]
+    family = spec[:4]
     with pytest.raises(
         ConfigurationError, match=f"sync_codec must be {family}, got '{spec}': {family} takes no options"
     ):
