@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -42,6 +46,25 @@ class _UserError(click.ClickException):
     exit_code = 2
 
 
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """Have SIGTERM and a closed terminal end a command as Ctrl-C does: what it has made, keys among it, is removed."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
 class _LazyGroup(click.Group):
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -67,7 +90,8 @@ class _LazyGroup(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         try:
-            return super().invoke(context)
+            with _unwinding():
+                return super().invoke(context)
         except NebulaError as error:
             raise _UserError(str(error)) from None
         except OSError as error:  # a folder that cannot be made, a full disk

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
@@ -255,3 +261,18 @@ def test_bars_on_a_terminal(tmp_path: Path) -> None:
     assert "5/10" in out.getvalue()
     assert "waiting" in out.getvalue()
     assert "done" in out.getvalue()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ended_while_the_recipe_is_checked_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "paddlenlp_nebula.cli", "run", "finetune_lora", "--local-clusters", "2"]
+    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL)
+    while not (children := psutil.Process(process.pid).children()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    assert list(tmp_path.glob("*/west.key"))
+    process.send_signal(number)
+    assert process.wait(20) != 0
+    assert list(tmp_path.iterdir()) == []
+    psutil.wait_procs(children, timeout=5)
+    assert not any(child.is_running() for child in children)
