@@ -223,8 +223,9 @@ class Supervisor:
             self._signals += 1
             self.interrupted_by = self.interrupted_by or number
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # under nohup, no SIGHUP
+        heard = [signal.SIGINT, signal.SIGTERM]  # the first also where a shell has started this with an "&"
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            heard.append(signal.SIGHUP)
         before = {number: signal.signal(number, note) for number in heard}
         try:
             yield
