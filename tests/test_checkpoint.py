@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,15 @@ from paddlenlp_nebula.errors import NebulaError
 ARRAYS = {"codec/0/residual": np.arange(5000, dtype=np.float32), "turns": np.array([3])}
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow above 1 kB."""
+    """No file may grow above 1 kB; not for as long as a fixture lives, or pytest could not write its own log."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_what_was_saved_is_found_and_loaded(tmp_path: Path) -> None:
@@ -34,9 +37,8 @@ def test_what_was_saved_is_found_and_loaded(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [STATE_NAME]
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_keeps_nothing_of_a_state(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="File too large"):
+    with full_disk(), pytest.raises(Exception, match="File too large"):
         save_state(tmp_path, ARRAYS)
     assert list(tmp_path.iterdir()) == []
 
