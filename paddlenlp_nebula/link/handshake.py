@@ -25,6 +25,7 @@ _REMEDY = {
     "initial": "the selected parameters differ at the start: use sync_init=broadcast, or the same weights and seed",
     "max_steps": "set the same max_steps on all clusters, or use NebulaTrainer, which agrees on it",
     "global_step": "resume all clusters from the same checkpoint, or set sync_resume=common with NebulaTrainer",
+    "nebula_state": "put the cluster's own nebula_state.safetensors back into its checkpoint, or take it out of everybody's",
     "round": _OTHER_RUN,
     "optimizer_state": _OTHER_RUN,
     "lr_scheduler_state": _OTHER_RUN,

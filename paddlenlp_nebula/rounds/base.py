@@ -154,8 +154,7 @@ class Rounds(ABC):
             if state is not None:
                 outcome.update(self.restore(load_state(state)))
             fields = {"selection": self._selection.fingerprint(), **hello}
-            missing = f"missing: copy {STATE_NAME}, or the whole checkpoint, into place" if keeps() else None
-            fields["nebula_state"] = "there" if state else missing
+            fields["nebula_state"] = "there" if state else "missing" if keeps() else None
             if not run.alone:
                 local = running_statistics(model)
                 self._say_what_stays_local(list(local.values()))

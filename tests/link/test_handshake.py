@@ -57,8 +57,8 @@ def hellos(*changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
             ["global_step=6: resume all clusters"],
         ),
         (
-            ({"nebula_state": "there", "initial": "x"}, {"nebula_state": "missing: copy it", "initial": None}),
-            ["copy it"],
+            ({"nebula_state": "there", "initial": "x"}, {"nebula_state": "missing", "initial": None}),
+            ["nebula_state='missing': put the cluster's own"],
         ),
         (({"nebula_state": "there", "global_step": 4}, {"nebula_state": None, "global_step": 0}), ["global_step=0"]),
         (({"sync_init": "verify", "initial": "x"}, {"sync_init": "broadcast", "initial": None}), ["sync_init='broad"]),

@@ -383,7 +383,7 @@ def test_without_its_state_a_run_goes_on_and_says_so(folder):
 @pytest.mark.parametrize(
     ("name", "words", "clusters"),
     [
-        ("missing-once", "cluster 'east' has nebula_state='missing: copy", BOTH),
+        ("missing-once", "cluster 'east' has nebula_state='missing': put the cluster's own", BOTH),
         ("damaged", "damaged/east/checkpoint-4/nebula_state.safetensors must hold", ("east",)),
         ("other-codec", "what sync_codec='int8' has not sent, got that of 'topk:8/64,2bit'", BOTH),
         ("no-codec", "what sync_codec='fp32' has not sent, got that of 'topk:8/64,2bit'", BOTH),
