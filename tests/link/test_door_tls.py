@@ -265,7 +265,7 @@ def test_attacks_on_the_port(
     assert time.monotonic() - start < 20
     unharmed(doors)
     until(lambda: not any(line.cluster is None for line in doors["amber"]._lines))
-    until(lambda: process.num_fds() <= descriptors)
+    until(lambda: process.num_fds() <= descriptors + 3)  # a member may have been connecting when they were counted
     assert process.memory_info().rss - memory < 64 << 20
     assert sum(doors["amber"].refusals().values()) > 0
     assert 0 < len(log) < 20  # the log is not flooded
