@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -78,7 +79,10 @@ def publish(target: Path, build: Callable[[Path], None], *, replace: bool = Fals
     with _locked(target):
         if target.is_dir() and not replace:
             return target
-        workshop = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        prefix = f".{target.name}.building-"
+        for abandoned in target.parent.glob(f"{glob.escape(prefix)}*"):  # its builder was killed: we hold the lock
+            shutil.rmtree(abandoned)
+        workshop = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
         try:
             fresh = workshop / "new"
             fresh.mkdir()

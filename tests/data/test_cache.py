@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -28,6 +31,20 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         publish(tmp_path / "data", build)
     assert [path.name for path in tmp_path.iterdir()] == [".data.lock"]
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal, sys; from paddlenlp_nebula.data.cache import publish\n"
+        "publish(pathlib.Path(sys.argv[1]), lambda folder: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    other = tmp_path / ".help-de.building-12345678"  # of another target, whose name begins like ours
+    other.mkdir()
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "help")])
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".help.building-*"))) == 1
+    publish(tmp_path / "help", lambda folder: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, ".help.lock", "help"]
 
 
 def test_a_failed_replacement_keeps_the_old(tmp_path: Path) -> None:
