@@ -49,6 +49,7 @@ def link(mib: float, repetitions: int, security: str, as_json: bool, json_file: 
 
     A plain TCP socket copies the same bytes in turn with it, so that the machine's speed cancels out.
     """
+    click.echo(f"copying {mib:g} MiB {repetitions} times of each kind, which can take a minute...", err=True)
     door, plain = free_ports()
     with TemporaryDirectory(prefix="nebula-") as folder:
         if security == "tls":
@@ -85,6 +86,8 @@ def codecs(
     if not as_json:
         click.echo(_ROW.format("codec", "feedback", "parameters", "bytes", "encode", "decode", "memcpy", "memory"))
         click.echo(_ROW.format("", "", "", "per par.", "GB/s", "GB/s", "GB/s", "x fp32"))
+    else:
+        click.echo("measuring, which can take minutes...", err=True)
     found = measure_codecs(plan, (lambda row: None) if as_json else _show_row)
     result = _complete("codecs", found, as_json, json_file)
     if not as_json:

@@ -286,7 +286,7 @@ def test_the_command_measures_in_a_process_without_the_peers(tmp_path: Path, mon
     outcome = CliRunner().invoke(main, [*words, "--repetitions", "1", "--json", "--json-file", str(file)])
     assert outcome.exit_code == 0, outcome.output
     result = json.loads(file.read_text())
-    assert json.loads(outcome.output) == result
+    assert json.loads(outcome.stdout) == result
     assert {"command", "date", "versions", "cpu", "cpu_count", "load_average", "targets"} <= result.keys()
     assert [(row["codec"], row["parameters"]) for row in result["rows"]] == [
         (codec, parameters) for parameters in (100_000, 200_000) for codec in ("bf16", "int8", "int8")

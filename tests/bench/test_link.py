@@ -82,7 +82,8 @@ def test_the_command_measures_a_real_link(tmp_path) -> None:
     )
     assert outcome.exit_code == 0, outcome.output
     result = json.loads(file.read_text())
-    assert json.loads(outcome.output) == result
+    assert json.loads(outcome.stdout) == result
+    assert outcome.stderr.startswith("copying 3 MiB 1 times")
     keys = ("link_mb_s", "socket_mb_s", "share", "rtt_ms", "overhead_percent", "chunk_bytes", "cpu_count")
     assert all(result[key] > 0 for key in keys)
     assert result["overhead_percent"] < 0.01
