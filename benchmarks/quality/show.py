@@ -88,10 +88,12 @@ def plot(rows: Sequence[Row], path: Path, clusters: int, seed: int) -> None:
     right.set(
         xscale="log",
         yscale="symlog",
-        xlabel="bytes sent per cluster, parameter and step (dotted: 400x and 4,000x less than dense)",
+        xlabel="bytes per cluster, parameter and step (dotted: 400x, 4,000x)",
         ylabel="final loss above dense, %",
         title="Final gap over bytes",
     )
+    right.set_yticks(ticks := [-1, 0, 1, 2, 5, 10, 20, 50], [str(tick) for tick in ticks])
+    right.set_ylim(bottom=-1)
     right.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

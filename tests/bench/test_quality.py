@@ -16,6 +16,7 @@ from benchmarks.quality.show import plot, shown, table
 from benchmarks.quality.text import load_text
 from benchmarks.quality.training import Training
 
+ROOT = Path(__file__).resolve().parents[2]
 TINY = Training(
     width=16, depth=1, heads=2, context=16, steps=6, windows=2, warm_up=2, evaluation=32, points=3, sample=True
 )
@@ -144,3 +145,10 @@ def test_all_of_search_txt_can_be_parsed() -> None:
     assert len(set(runs)) == len(runs) > 10
     for run in runs:
         assert run.setting.arguments(run.clusters).sync_strategy == run.setting.strategy  # none is refused
+
+
+def test_the_page_states_the_committed_figures() -> None:
+    page = (ROOT / "docs" / "strategies.md").read_text()
+    committed = Results(ROOT / "benchmarks" / "results" / "quality.json", Training())
+    for line in table(committed.rows()):
+        assert line in page
