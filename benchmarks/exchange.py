@@ -111,6 +111,7 @@ def main() -> None:
         rendezvous=settings["rendezvous"],
         sync_codec=settings["codec"],
         sync_timeout_s=120,
+        sync_security="none",
     )
     watch = Stopwatch()
     watch.watch(rounds_module, "apply_average", "write")

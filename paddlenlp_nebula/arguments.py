@@ -173,7 +173,7 @@ class NebulaArguments:
         default=None,
         metadata={
             "help": "Protection of the links: tls, encrypted, with certificates on both sides (tls_ca, tls_cert, tls_key); "
-            "or none. Default: none."
+            "or none. Default: tls; none with rendezvous=loopback or a single cluster, where there is no link."
         },
     )
     tls_ca: Optional[str] = field(
@@ -198,7 +198,8 @@ class NebulaArguments:
         for name in _FROM_ENVIRONMENT:
             setattr(self, name, getattr(self, name) or os.environ.get(f"NEBULA_{name.upper()}"))
         if self.sync_security is None:
-            self.sync_security = "none"
+            has_links = isinstance(self.clusters, str) and len(self.cluster_names) > 1 and self.rendezvous != "loopback"
+            self.sync_security = "tls" if has_links else "none"
         if problems := self.problems():
             raise ConfigurationError(problems)
 

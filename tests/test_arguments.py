@@ -10,12 +10,13 @@ import pytest
 from paddlenlp_nebula import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError
 
-GOOD = {"cluster": "west", "clusters": "west,east", "rendezvous": "127.0.0.1:29400"}
+FILES = {"tls_ca": "ca.pem", "tls_cert": "west.pem", "tls_key": "west.key"}
+GOOD = {"cluster": "west", "clusters": "west,east", "rendezvous": "127.0.0.1:29400", **FILES}
 
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*GOOD, *FILES, "tls_key_passphrase_file"):
+    for name in (*GOOD, "tls_key_passphrase_file"):
         monkeypatch.delenv(f"NEBULA_{name.upper()}", raising=False)
 
 
@@ -40,26 +41,32 @@ def test_the_environment_fills_in_what_is_not_set(monkeypatch: pytest.MonkeyPatc
     assert NebulaArguments(cluster="east").cluster_index == 1
 
 
-FILES = {"tls_ca": "ca.pem", "tls_cert": "west.pem", "tls_key": "west.key"}
-
-
-def test_tls_needs_its_files_from_fields_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert NebulaArguments(**GOOD, **FILES, sync_security="tls").tls_key == "west.key"
-    (sentence,) = problems(**{**FILES, "tls_key": None}, sync_security="tls")
+def test_links_are_tls_and_need_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert NebulaArguments(**GOOD).sync_security == "tls"
+    (sentence,) = problems(tls_key=None)
     assert sentence.startswith("tls_key must be set for sync_security='tls'")
     assert "set the field or NEBULA_TLS_KEY;" in sentence
-    for name, value in FILES.items():
-        monkeypatch.setenv(f"NEBULA_{name.upper()}", value)
+    (sentence,) = problems(**dict.fromkeys(FILES))
+    assert sentence.startswith(
+        "tls_ca, tls_cert, tls_key must be set for sync_security='tls', got nothing: make the files"
+    )
     monkeypatch.setenv("NEBULA_TLS_KEY_PASSPHRASE_FILE", "passphrase")
-    found = NebulaArguments(**GOOD, sync_security="tls")
-    assert (found.tls_ca, found.tls_cert, found.tls_key) == tuple(FILES.values())
-    assert found.tls_key_passphrase_file == "passphrase"
+    assert NebulaArguments(**GOOD).tls_key_passphrase_file == "passphrase"
+
+
+def test_a_plain_link_is_asked_for_by_name_and_needs_no_files() -> None:
+    assert NebulaArguments(**{**GOOD, **dict.fromkeys(FILES)}, sync_security="none").sync_security == "none"
+
+
+@pytest.mark.parametrize("nothing_to_protect", [{"rendezvous": "loopback"}, {"clusters": "west"}])
+def test_where_there_is_no_link_there_is_no_tls(nothing_to_protect: dict[str, str]) -> None:
+    assert NebulaArguments(**{**GOOD, **dict.fromkeys(FILES), **nothing_to_protect}).sync_security == "none"
 
 
 def test_where_tls_cannot_act() -> None:
-    (sentence,) = problems(**FILES, sync_security="tls", rendezvous="loopback")
+    (sentence,) = problems(sync_security="tls", rendezvous="loopback")
     assert "cannot act with rendezvous='loopback', whose members are threads of one process" in sentence
-    (sentence,) = problems(**FILES, sync_security="tls", clusters="west,zürich")
+    (sentence,) = problems(clusters="west,zürich")
     assert sentence.endswith("since they are in certificates, got zürich")
 
 
@@ -115,11 +122,6 @@ def test_what_is_missing_is_named_with_its_variable(missing: list[str]) -> None:
         ("sync_resume", "any", "sync_resume must be"),
         ("sync_data", "all", "sync_data must be"),
         ("sync_security", "ssl", "sync_security must be 'tls' or 'none', got 'ssl'"),
-        (
-            "sync_security",
-            "tls",
-            "tls_ca, tls_cert, tls_key must be set for sync_security='tls', got nothing: make the",
-        ),
         ("sync_timeout_s", 0, "sync_timeout_s must be a positive number of seconds, .*, got 0"),
         ("sync_timeout_s", -1.5, "sync_timeout_s must be a positive number of seconds, .*, got -1.5"),
         ("sync_timeout_s", float("nan"), "got nan"),
@@ -240,9 +242,10 @@ def test_paddlenlps_own_parser_reads_it() -> None:
     from paddlenlp.trainer import PdArgumentParser
 
     words = (
-        "--cluster east --clusters west,east --rendezvous world --sync_timeout_s 5 --sync_quorum 2 --sync_codec bf16"
+        "--cluster east --clusters west,east --rendezvous world --sync_timeout_s 5 --sync_quorum 2 --sync_codec bf16 "
+        "--sync_security none"
     )
     (arguments,) = PdArgumentParser(NebulaArguments).parse_args_into_dataclasses(words.split())
     assert arguments == NebulaArguments(
-        "east", "west,east", "world", sync_timeout_s=5.0, sync_quorum=2, sync_codec="bf16"
+        "east", "west,east", "world", sync_timeout_s=5.0, sync_quorum=2, sync_codec="bf16", sync_security="none"
     )

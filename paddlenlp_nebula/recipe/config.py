@@ -26,7 +26,7 @@ from paddlenlp_nebula.recipe.source import Setting, Source, find_recipe, read_ov
 
 __all__ = ["Configuration", "convert", "load_configuration"]
 
-_SITE = ("cluster", "clusters", "rendezvous")
+_SITE = ("cluster", "clusters", "rendezvous", "tls_ca", "tls_cert", "tls_key")
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,7 @@ def _assume_site(settings: dict[str, Setting]) -> None:
 
     clusters = known("clusters") or ",".join(dict.fromkeys([known("cluster") or "west", "east"]))
     assumed = {"clusters": clusters, "cluster": clusters.partition(",")[0].strip(), "rendezvous": "127.0.0.1:29400"}
+    assumed |= dict.fromkeys(("tls_ca", "tls_cert", "tls_key"), "assumed.pem")
     for name in _SITE:
         if not known(name):
             settings[name] = Setting(assumed[name], "assumed")

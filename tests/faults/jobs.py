@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from paddlenlp_nebula.launch.roster import Roster
+from paddlenlp_nebula.security.throwaway import throw_away
 from tests.support.wan import Site, WideArea
 
 __all__ = ["Job", "Stage", "Zygote", "until"]
@@ -223,18 +225,15 @@ class Stage:
             west, east: further ones of one.
         """
         mark = uuid.uuid4().hex
-        rendezvous = self._rendezvous()
+        roster = Roster(("west", "east"), self._rendezvous(), certificates=folder / "keys")
+        (folder / "keys").mkdir()
+        throw_away(roster.names, folder / "keys")
         jobs = []
         try:
             for name, own in (("west", west), ("east", east)):
                 place = folder / name
                 place.mkdir()
-                environment = {
-                    _MARK: mark,
-                    "NEBULA_CLUSTER": name,
-                    "NEBULA_CLUSTERS": "west,east",
-                    "NEBULA_RENDEZVOUS": rendezvous,
-                }
+                environment = {_MARK: mark, **roster.environment(name)}
                 jobs.append(self._start(name, own, both, environment, place, mark))
             yield jobs[0], jobs[1]
         finally:

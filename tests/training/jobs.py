@@ -7,11 +7,22 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Outcome", "free_port", "run_clusters", "run_forked", "run_reference", "worker_environment"]
+from paddlenlp_nebula.security.throwaway import throw_away
+
+__all__ = [
+    "Outcome",
+    "free_port",
+    "make_certificates",
+    "run_clusters",
+    "run_forked",
+    "run_reference",
+    "worker_environment",
+]
 
 _HERE = Path(__file__).parent
 _REPO = _HERE.parent.parent
@@ -87,6 +98,12 @@ def _run(names: list[str], specs: list[dict], folder: Path, processes: int, time
                 job.kill()
 
 
+def make_certificates(clusters: Sequence[str], folder: Path) -> None:
+    """The clusters' certificates, where ``worker.py`` expects them."""
+    (folder / "keys").mkdir(parents=True, exist_ok=True)
+    throw_away(clusters, folder / "keys")
+
+
 def run_clusters(
     specs: list[dict],
     folder: Path,
@@ -95,6 +112,7 @@ def run_clusters(
     timeout_s: float = 240,
 ) -> None:
     """Run the specs on real clusters: separate jobs, couriers, MPI."""
+    make_certificates(clusters, folder)
     filled = [
         {**spec, "clusters": list(clusters), "rendezvous": f"127.0.0.1:{free_port()}", "processes": processes}
         for spec in specs
@@ -106,6 +124,7 @@ def run_forked(
     cases: list[list[dict]], folder: Path, clusters: tuple[str, ...] = ("west", "east"), timeout_s: float = 900
 ) -> None:
     """Run many cases on real clusters, each spec of a case in fresh processes; see ``forks.py``."""
+    make_certificates(clusters, folder)
     path = folder / "cases.json"
     path.write_text(json.dumps([[{"clusters": list(clusters), **spec} for spec in case] for case in cases]))
     with (folder / "forks.log").open("w") as log:

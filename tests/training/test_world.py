@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import Outcome, worker_environment
+from jobs import Outcome, make_certificates, worker_environment
 
 from tests.transport.test_world import mpich, openmpi
 
@@ -23,6 +23,7 @@ _SPECS = [
 @pytest.mark.parametrize("mpi", [mpich, openmpi])
 def test_two_trainings_in_one_world(tmp_path, mpi):
     mpiexec, extra = mpi()
+    make_certificates(("west", "east"), tmp_path)
     specs = tmp_path / "specs.json"
     specs.write_text(json.dumps([{**s, "clusters": ["west", "east"], "rendezvous": "world"} for s in _SPECS]))
     worker = str(Path(__file__).with_name("worker.py"))

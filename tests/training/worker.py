@@ -225,6 +225,9 @@ def run(spec: dict, cluster: str, out: Path) -> dict:
             clusters=",".join(clusters),
             rendezvous=spec["rendezvous"],
             sync_timeout_s=30,
+            tls_ca=str(out / "keys/ca.pem"),
+            tls_cert=str(out / f"keys/{cluster}.pem"),
+            tls_key=str(out / f"keys/{cluster}.key"),
             **{"sync_data": "own", **spec.get("nebula", {})},
         )
         if spec.get("trainer") == "callback":
