@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 OPENMPI := .openmpi
 
-.PHONY: setup openmpi demo test test-slow lint type bench lock clean
+.PHONY: setup openmpi demo test test-slow fuzz lint type bench lock clean
 
 setup: $(STAMP) $(OPENMPI)/.ready
 
@@ -43,6 +43,10 @@ test: setup lint type
 
 test-slow: setup
 	$(BIN)/pytest -m slow
+
+# Everything that reads bytes from a peer, for ten minutes: 24 targets.
+fuzz: $(STAMP)
+	NEBULA_FUZZ_S=25 $(BIN)/pytest tests/fuzz
 
 bench: setup
 	$(BIN)/python benchmarks/core.py
