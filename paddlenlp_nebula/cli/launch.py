@@ -137,8 +137,14 @@ def _supervise(jobs: Sequence[Cluster], grace_s: float, log_dir: Path | None) ->
     finders = {job.name: RefusalFinder() for job in jobs}
 
     def write(name: str, label: str, line: str) -> None:
-        sys.stdout.write(line)
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if supervisor.interrupted_by is None:
+                raise
+            # Ctrl-C has also ended the `tee` behind us: that must not cut short what clusters still have to save.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finders[name].see(line.removeprefix(label).removesuffix("\n"))
 
     def on_output(name: str, data: bytes) -> None:

@@ -345,3 +345,27 @@ def test_what_the_terminal_cannot_show_is_replaced(script: Script) -> None:
     path = script("sys.stdout.buffer.write('50 % █ ä\\n'.encode())")
     done = launch("--local-clusters", "1", path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (0, "west | 50 % ? ?\n")
+
+
+def test_ctrl_c_that_ends_the_reader_as_well_lets_them_save(script: Script, tmp_path: Path) -> None:
+    """As in `nebula launch ... | tee log`."""
+    path = script(
+        f"""
+        print("ready", flush=True)
+        try:
+            time.sleep(99)
+        except KeyboardInterrupt:
+            print("saving", flush=True)
+            time.sleep(0.5)
+            open({str(tmp_path)!r} + "/saved." + me, "w").close()
+        """
+    )
+    command = [*NEBULA, "launch", "--local-clusters", "2", path]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    assert {file.name for file in tmp_path.glob("saved.*")} == {"saved.west", "saved.east"}
