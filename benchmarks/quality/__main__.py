@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="sizes for tests: the figures mean nothing")
     parser.add_argument("--output", type=Path, default=HERE.parent / "results" / "quality.json")
     parser.add_argument("--checkpoints", type=Path, default=HERE.parents[1] / "runs" / "quality")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     training = TINY if options.tiny else Training()
     results = Results(options.output, training)
     if options.command == "table":
