@@ -44,7 +44,7 @@ def test_the_port_is_free_and_nebula_arguments_accept_the_variables(monkeypatch:
     for name in roster.names:
         for variable, value in roster.environment(name).items():
             monkeypatch.setenv(variable, value)
-        arguments = NebulaArguments()
+        arguments = NebulaArguments(sync_security="none")
         assert (arguments.cluster_name, arguments.cluster_names) == (name, roster.names)
 
 
