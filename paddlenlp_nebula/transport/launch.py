@@ -30,6 +30,9 @@ _DEFAULTS = {
     # its own, up to 64 messages without a limit to their size, and copy it once more from there.
     "FI_TCP_MAX_SAVED": "0",
     "MPIR_CVAR_ENABLE_GPU": "0",
+    # TLS makes and drops a megabyte for each chunk: glibc should keep it rather than have the kernel clear a new one.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
 }
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Lines that Hydra prints about every process that dies; the interesting line stands before them.

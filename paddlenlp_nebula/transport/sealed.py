@@ -113,6 +113,7 @@ class SealedPump:
         self._begun = False  # the first one's length has been written
         self._chunk_of: dict[int, int | None] = {}  # message on its way -> the chunk that it is a part of
         self._unsent: dict[int, int] = {}  # chunk -> its messages on their way, and one more until it is sealed
+        self._sent: list[int] = []
         # The way in
         self._inbox: deque[tuple[int, int]] = deque()
         self._feeding: int | None = None  # the wire's slot that the session is reading
@@ -151,32 +152,33 @@ class SealedPump:
             ProtocolError: the other side was let in and breaks the rules.
             Exception: what the wire raises, after all that had come before.
         """
-        sent = self._carry()
+        self._carry()
         try:
             self._open()
             self._seal()
         except NebulaError as error:
             self._say_why(error)
             raise
+        sent, self._sent = self._sent, []
         opened, self._opened = self._opened, []
         stalled = self._target is None and not self._peer_finished
         if self._ended is not None and not sent and not opened and not stalled:
             raise self._ended
         return sent, opened
 
-    def _carry(self) -> list[int]:
-        """Let the wire work; the chunks that have gone."""
+    def _carry(self) -> None:
+        """Let the wire work: also while much is sealed or opened, for MPI moves nothing by itself."""
         if self._ended is not None:
-            return []
+            return
         try:
             numbers, came = self._wire.test()
         except Exception as error:  # first comes what had arrived before
             self._ended = error
-            return []
+            return
         self._inbox.extend(came)
         self._numbers.extend(numbers)
         chunks = [self._chunk_of.pop(number) for number in numbers]
-        return [chunk for chunk in chunks if chunk is not None and self._is_last_of(chunk)]
+        self._sent += [chunk for chunk in chunks if chunk is not None and self._is_last_of(chunk)]
 
     def _is_last_of(self, chunk: int) -> bool:
         self._unsent[chunk] -= 1
@@ -225,6 +227,7 @@ class SealedPump:
                 self._post()
             elif self._waiting:
                 self._seal_piece()
+                self._carry()
             else:
                 break
         if self._finished and self._peer_finished and not self._session.unsent:
@@ -278,6 +281,7 @@ class SealedPump:
         if self._feeding is not None and self._ended is None:
             self._wire.repost(self._feeding)
         self._feeding = None
+        self._carry()
         if not self._inbox:
             return False
         self._feeding, nbytes = self._inbox.popleft()
