@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -139,7 +140,7 @@ def load_key(data: bytes, passphrase: str | None = None, what: str = "tls_key") 
             else "is not encrypted, but a passphrase was given"
         )
         raise SecurityError(f"{what} {needs}") from error
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise SecurityError(
             f"{what} must be a private key in PEM, and its passphrase the right one: {error}"
         ) from error
@@ -185,11 +186,11 @@ def read_request(data: bytes) -> tuple[str, ec.EllipticCurvePublicKey, str]:
     """
     try:
         request = x509.load_pem_x509_csr(data)
-        names = cluster_names(request)
-    except ValueError as error:
+        names, key = cluster_names(request), request.public_key()
+        signed = request.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise SecurityError(f"a certificate request in PEM was expected, but it does not parse: {error}") from error
-    key = request.public_key()
-    if not request.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
+    if not signed or not isinstance(key, ec.EllipticCurvePublicKey):
         raise SecurityError(
             "a certificate request must be signed with the elliptic-curve key that it holds, and is not"
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import subprocess
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 
 from paddlenlp_nebula.errors import SecurityError
 from paddlenlp_nebula.security.certificates import (
@@ -104,3 +105,14 @@ def test_a_request_for_several_clusters_or_for_a_host() -> None:
             )
         with pytest.raises(SecurityError, match=r"must name one cluster|must be 1 to 63 ASCII"):
             read_request(pem(builder.sign(key, hashes.SHA256())))
+
+
+@pytest.mark.parametrize("other", [b"\x03\x01\x63", b"\x03\x01\x62"])
+def test_a_request_with_an_unknown_curve_is_refused(other: bytes) -> None:
+    """The number of P-256 (1.2.840.10045.3.1.7) altered."""
+    request = new_request("east", new_key()).public_bytes(serialization.Encoding.DER)
+    altered = request.replace(b"\x2a\x86\x48\xce\x3d\x03\x01\x07", b"\x2a\x86\x48\xce\x3d" + other)
+    assert altered != request
+    body = base64.encodebytes(altered).decode()
+    with pytest.raises(SecurityError, match="a certificate request in PEM was expected, but it does not parse"):
+        read_request(f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n".encode())
