@@ -24,8 +24,6 @@ from paddlenlp_nebula.security.certificates import (
     read_request,
 )
 
-NOW = datetime.datetime.now(datetime.timezone.utc)
-
 
 def test_openssl_accepts_them_strictly(tmp_path: Path) -> None:
     authority = Authority.create("a CA")
@@ -38,12 +36,12 @@ def test_openssl_accepts_them_strictly(tmp_path: Path) -> None:
 
 
 def test_what_is_in_a_clusters_certificate() -> None:
-    authority = Authority.create("a CA")
+    authority, now = Authority.create("a CA"), datetime.datetime.now(datetime.timezone.utc)
     found = authority.issue("site-1_b", new_key().public_key(), days=10)
     assert cluster_names(found) == {"site-1_b"}
     assert found.issuer == authority.certificate.subject
-    assert abs(found.not_valid_after_utc - NOW - datetime.timedelta(days=10)) < datetime.timedelta(minutes=10)
-    assert found.not_valid_before_utc < NOW
+    assert abs(found.not_valid_after_utc - now - datetime.timedelta(days=10)) < datetime.timedelta(minutes=10)
+    assert found.not_valid_before_utc < now
     assert not found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
