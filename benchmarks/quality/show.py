@@ -36,12 +36,16 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         found = groups[clusters, setting]
         seeds = max(len(rows) for rows in found.values())
         cells = " | ".join(_gap(found.get(start, [])) for start in STARTS)
-        yield f"| {clusters} | `{setting}` | {_reduction(found):,.0f}x | {cells} | {seeds} |"
+        yield f"| {clusters} | `{setting}` | {_times(_reduction(found))} | {cells} | {seeds} |"
 
 
 def _reduction(found: dict[str, list[Row]]) -> float:
     """The smallest, over starts and seeds: what may be claimed."""
     return min(row["reduction"] for rows in found.values() for row in rows)
+
+
+def _times(reduction: float) -> str:
+    return f"{reduction:,.0f}x" if reduction > 0.95 else f"{reduction:.1f}x"  # all-to-all sends more than a ring
 
 
 def _gap(rows: Sequence[Row]) -> str:
