@@ -23,6 +23,7 @@ class Setting:
         strategy, codec, every, outer, outer_lr, outer_momentum, feedback_decay, final_codec, keep_unsent: see
             NebulaArguments; an empty ``final_codec`` is its default.
         lr: peak learning rate of AdamW; 0: that of `training.Training`.
+        warm_up: steps in which it rises; 0: those of `training.Training`.
     """
 
     strategy: str
@@ -35,6 +36,7 @@ class Setting:
     final_codec: str = ""
     keep_unsent: bool = False
     lr: float = 0.0
+    warm_up: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Setting:
@@ -57,8 +59,8 @@ class Setting:
 
     @property
     def dense(self) -> bool:
-        """Whether it is the reference, at whatever learning rate."""
-        return str(replace(self, lr=0.0)) == DENSE
+        """Whether it is the reference, at whatever learning rate and warm-up."""
+        return str(replace(self, lr=0.0, warm_up=0)) == DENSE
 
     def __str__(self) -> str:
         words = [self.strategy, self.codec]
@@ -75,6 +77,7 @@ class Setting:
             ConfigurationError: the product refuses it.
         """
         names = [f"cluster{index}" for index in range(clusters)]
-        options = {f"sync_{field.name}": getattr(self, field.name) for field in fields(self) if field.name != "lr"}
+        ours = [field.name for field in fields(self) if field.name not in ("lr", "warm_up")]
+        options = {f"sync_{name}": getattr(self, name) for name in ours}
         options["sync_final_codec"] = self.final_codec or None
         return NebulaArguments(cluster=names[0], clusters=",".join(names), rendezvous="loopback", **options)

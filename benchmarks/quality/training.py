@@ -30,8 +30,8 @@ class Training:
         width, depth, heads, context: of the model, see `Decoder`.
         steps: optimizer steps of a whole training.
         windows: sequences per cluster and step.
-        lr: peak learning rate, after the warm-up; it falls to zero as a cosine.
-        warm_up: steps in which it rises.
+        lr: peak learning rate, after the warm-up, if the setting names none; it falls to zero as a cosine.
+        warm_up: steps in which it rises, if the setting names none.
         evaluation: held-out windows for the final loss.
         points: evaluations along the way, on an eighth of these.
         sample: train on the small sample of this repository.
@@ -49,11 +49,12 @@ class Training:
     points: int = 10
     sample: bool = False
 
-    def rate(self, step: int, peak: float) -> float:
+    def rate(self, step: int, setting: Setting) -> float:
         """The learning rate of a step, from 0."""
-        if step < self.warm_up:
-            return peak * (step + 1) / self.warm_up
-        done = (step - self.warm_up) / max(1, self.steps - self.warm_up)
+        peak, warm_up = setting.lr or self.lr, setting.warm_up or self.warm_up
+        if step < warm_up:
+            return peak * (step + 1) / warm_up
+        done = (step - warm_up) / max(1, self.steps - warm_up)
         return peak * 0.5 * (1 + math.cos(math.pi * done))
 
     def checkpoint(self, folder: Path, clusters: int, seed: int) -> Path:
@@ -119,7 +120,6 @@ class _Run:
         self._text = text
         self._seed = seed
         self._pace = Pace.parse(setting.every)
-        self._peak = setting.lr or training.lr
         self._since_round = self._rounds = self._steps = self._tokens = 0
         self._curve: list[list[float]] = []
         self._started = time.process_time()
@@ -128,7 +128,7 @@ class _Run:
     def step(self, step: int) -> None:
         """An optimizer step of all clusters, and a round if it is due."""
         training, members = self._training, self._group.members
-        rate = training.rate(step, self._peak)
+        rate = training.rate(step, self._setting)
         for index, member in enumerate(members):
             total = training.windows * len(members)
             member.compute(self._text.batch(self._seed, step, len(members), index, total))
@@ -189,7 +189,7 @@ class _Run:
             "parameters": parameters,
             "bytes_sent": done["bytes_sent"],
             "reduction": dense / done["bytes_sent"],
-            "lr": self._peak,
+            "lr": self._setting.lr or self._training.lr,
             "text": self._text.name,
             "curve": [[int(at - then["tokens"]), loss] for at, loss in self._curve[int(then["points"]) :]],
             "cpu_seconds": round(done["seconds"], 1),

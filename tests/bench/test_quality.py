@@ -62,9 +62,19 @@ def test_no_two_clusters_see_the_same_window_in_an_epoch() -> None:
     assert sorted(map(bytes, together)) == sorted(map(bytes, text.batch(1, 3, 1, 0, 8)))
 
 
-@pytest.mark.parametrize("text", [DENSE, SPARSE, "local_steps int8 every=2..30 outer=nesterov outer_lr=0.7 lr=0.01"])
+@pytest.mark.parametrize(
+    "text", [DENSE, SPARSE, "local_steps int8 every=2..30 outer=nesterov outer_lr=0.7 lr=0.01 warm_up=300"]
+)
 def test_a_setting_is_its_own_name(text: str) -> None:
     assert str(Setting.parse(text)) == text
+
+
+def test_a_setting_may_have_a_rate_and_a_warm_up_of_its_own() -> None:
+    training = Training(steps=10, warm_up=2, lr=4.0)
+    assert [training.rate(step, Setting.parse(DENSE)) for step in range(3)] == [2.0, 4.0, 4.0]
+    own = Setting.parse(f"{DENSE} lr=8.0 warm_up=4")
+    assert own.dense
+    assert [training.rate(step, own) for step in (0, 3, 4, 7)] == [2.0, 8.0, 8.0, 4.0]
 
 
 def test_an_unknown_option_is_refused() -> None:
