@@ -79,6 +79,60 @@ def test_rate_delay_counters_and_cut(rtt_ms: int) -> None:
         assert not reaches(west, mid)
 
 
+_COUNT = """
+import socket, sys
+role, address = sys.argv[1:]
+if role == "serve":
+    with socket.create_server((address, 5000)) as server:
+        print("ready", flush=True)
+        connection, _ = server.accept()
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        print(len(received), len(received) - received.count(0))
+else:
+    with socket.create_connection((address, 5000), timeout=20) as connection:
+        connection.sendall(bytes(50_000))
+"""
+
+
+def damaged(server: Site, client: Site) -> tuple[int, int]:
+    """How many bytes arrive of 50,000 zeros, and how many are no zeros any more."""
+    command = [sys.executable, "-c", _COUNT]
+    with server.popen([*command, "serve", server.address], stdout=subprocess.PIPE) as serving:
+        assert serving.stdout is not None
+        serving.stdout.readline()
+        client.run([*command, "ask", server.address])
+        arrived, changed = map(int, serving.stdout.read().split())
+    return arrived, changed
+
+
+def test_bad_weather() -> None:
+    with wide_area(("west", "mid", "east"), rate_mbit=50, rtt_ms=10) as wan:
+        west, mid, east = wan.sites
+        wan.part("west", "east")
+        assert not reaches(west, east)
+        assert reaches(west, mid)
+        assert reaches(east, mid)
+        wan.join("west", "east")
+        wan.cut("mid")
+        wan.cut("east")
+        wan.restore("mid")
+        assert reaches(west, mid)
+        assert not reaches(west, east)
+        wan.restore()
+        wan.lose(1.0, "east")
+        assert not reaches(west, east)
+        wan.lose(0.0, "east")
+        assert reaches(west, east)
+        wan.damage("west", seed=1, mend=True)
+        assert damaged(east, west) == (50_000, 1)
+        wan.damage("west", seed=1, mend=False)
+        assert damaged(east, west) == (50_000, 0)
+        wan.slow(2.0, "west")
+        assert measure(east, west, 400_000)[1] > 1.0
+        with pytest.raises(ValueError, match="rtt_ms must be positive"), wide_area(("one",)) as plain:
+            plain.lose(0.5)
+
+
 def namespaces_of(pid: int) -> list[str]:
     return sorted(name for name in os.listdir("/run/netns") if f"-{pid}-" in name)
 

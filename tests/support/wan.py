@@ -108,9 +108,43 @@ class WideArea:
         """From now on packets from and to these sites (all, if none is named) vanish, as in a far-away router."""
         self._hub.cut([site for site in self.sites if not names or site.name in names])
 
-    def restore(self) -> None:
-        """Mend every cut."""
-        self._hub.restore(self.sites)
+    def restore(self, *names: str) -> None:
+        """Mend the cuts of these sites (all, if none is named)."""
+        self._hub.restore([site for site in self.sites if not names or site.name in names])
+
+    def slow(self, rate_mbit: float, *names: str) -> None:
+        """From now on these sites (all, if none is named) send no faster than this."""
+        for site in self.sites:
+            if not names or site.name in names:
+                _limit(site.namespace, _DEVICE, rate_mbit)
+
+    def part(self, one: str, other: str) -> None:
+        """From now on packets between two sites vanish. This and what follows needs a delay."""
+        self._relay.part(self[one], self[other], True)
+
+    def join(self, one: str, other: str) -> None:
+        """Undo `part`."""
+        self._relay.part(self[one], self[other], False)
+
+    def lose(self, share: float, *names: str) -> None:
+        """From now on this share of the packets from and to these sites (all, if none is named) is lost."""
+        self._relay.lose(share, [site for site in self.sites if not names or site.name in names])
+
+    def damage(self, name: str, seed: int, *, mend: bool) -> None:
+        """Change a byte of TCP's payload in the next full packet from a site.
+
+        Args:
+            name: the site.
+            seed: chooses the byte and its new value.
+            mend: correct TCP's checksum too, so that the damage reaches the program; without, TCP repairs it.
+        """
+        self._relay.damage(self[name], seed, mend)
+
+    @property
+    def _relay(self) -> _Relay:
+        if not isinstance(self._hub, _Relay):
+            raise ValueError("the relay, which does this, exists only with a delay: rtt_ms must be positive, got 0")
+        return self._hub
 
 
 def enter(name: str, namespace: str) -> None:
@@ -245,6 +279,9 @@ class _Relay:
         self._rtt_ms = rtt_ms
         self._loss = loss
         self._process: subprocess.Popen[bytes] | None = None
+        self._cut: set[str] = set()  # addresses
+        self._parted: set[tuple[str, str]] = set()
+        self._losses: dict[str, float] = {}
 
     def route(self, site: Site) -> tuple[str, ...]:
         return ()
@@ -261,10 +298,24 @@ class _Relay:
         """The relay has been at work since `connect`; the rate is that of the sites' own devices."""
 
     def cut(self, sites: Sequence[Site]) -> None:
-        self._tell("cut " + " ".join(site.address for site in sites))
+        self._cut |= {site.address for site in sites}
+        self._tell(cut=sorted(self._cut))
 
     def restore(self, sites: Sequence[Site]) -> None:
-        self._tell("restore")
+        self._cut -= {site.address for site in sites}
+        self._tell(cut=sorted(self._cut))
+
+    def part(self, one: Site, other: Site, apart: bool) -> None:
+        pair = min(one.address, other.address), max(one.address, other.address)
+        self._parted = self._parted | {pair} if apart else self._parted - {pair}
+        self._tell(parted=sorted(self._parted))
+
+    def lose(self, share: float, sites: Sequence[Site]) -> None:
+        self._losses |= {site.address: share for site in sites}
+        self._tell(loss=self._losses)
+
+    def damage(self, site: Site, seed: int, mend: bool) -> None:
+        self._tell(damage=site.address, seed=seed, mend=mend)
 
     def close(self) -> None:
         if self._process is not None:
@@ -272,10 +323,10 @@ class _Relay:
             self._process.wait(timeout=10)
             self._pipe(self._process.stdout).close()
 
-    def _tell(self, order: str) -> None:
+    def _tell(self, **order: Any) -> None:
         assert self._process is not None
         orders = self._pipe(self._process.stdin)
-        orders.write(order.encode() + b"\n")
+        orders.write(json.dumps(order).encode() + b"\n")
         orders.flush()
         self._pipe(self._process.stdout).readline()
 
