@@ -43,16 +43,20 @@ def until(condition: Callable[[], Any], within_s: float, what: str) -> Any:
 
 
 class Zygote:
-    """The process that all trainers are forked from."""
+    """The process that all trainers are forked from.
 
-    def __init__(self) -> None:
+    Args:
+        trainee: the module whose ``main(argv)`` a trainer is.
+    """
+
+    def __init__(self, trainee: str = "tests.faults.trainee") -> None:
         environment = {**os.environ, **_TCP, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._news = threading.Condition()
         self._started: list[int] = []
         self._codes: dict[int, int] = {}
         self.ready = False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.zygote"],
+            [sys.executable, "-m", "tests.faults.zygote", trainee],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,15 +1,16 @@
-"""Starts trainers quickly: imports once what takes many seconds to import, then forks one per order.
+"""Starts trainers quickly: ``zygote.py MODULE`` imports once what takes many seconds to import, then forks one per order.
 
 Orders are JSON lines on standard input: {"argv", "env", "folder", "site"}; answers {"started"} and
-{"ended", "code"} on standard output. A forked trainer moves to its site (``Site.place`` of ``wan.py``, or null) and
-leaves this module by its end, so that exceptions, exit handlers and signals take the way that they take in a
-script. It ends with this process, and this process with its standard input.
+{"ended", "code"} on standard output. A forked trainer moves to its site (``Site.place`` of ``wan.py``, or null),
+and calls ``main(argv)`` of MODULE by this module's end, so that exceptions, exit handlers and signals take the way
+that they take in a script. It ends with this process, and this process with its standard input.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -18,7 +19,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.faults import trainee
 from tests.support.wan import enter
 
 
@@ -71,5 +71,6 @@ def say(**answer: int) -> None:
 
 
 if __name__ == "__main__":
+    trainee = importlib.import_module(sys.argv[1])
     sys.argv[1:] = wait_for_orders()
     trainee.main(sys.argv[1:])
