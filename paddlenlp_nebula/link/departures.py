@@ -38,6 +38,12 @@ class Departures:
     def __getitem__(self, peer: str) -> PeerLost:
         return self._known[peer]
 
+    def forget(self, peer: str) -> None:
+        """The peer is back: what is known of its departure belongs to the past."""
+        self._known.pop(peer, None)
+        self._own_words.discard(peer)
+        self._unfinished.pop(peer, None)
+
     def ended(self, peer: str, reason: str, *, deliberate: bool = False) -> None:
         """Nothing more comes from the peer's channel."""
         self._known.setdefault(peer, PeerLost(peer, reason, deliberate=deliberate))

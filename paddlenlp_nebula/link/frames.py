@@ -38,6 +38,7 @@ class Kind(IntEnum):
     PORT = 4  # an MPI port string, relayed by the door
     GONE = 5  # the door saw a connection close
     LEAVE = 6  # a cluster's own goodbye, with its reason
+    BEAT = 7  # a sign of life
     HELLO = 10  # what a cluster is about to train
     PING = 11
     PONG = 12
@@ -49,6 +50,11 @@ class Kind(IntEnum):
     END = 22  # closes a member's contribution: finite or not
     VOTE = 23  # "I have everything of this round" (three clusters and more)
     EPOCH = 24  # a new member list, proposed after a loss
+    PRESENT = 30  # to a cluster that is no member: who is a member here
+    INVITE = 31  # to one that has come back: it is a member from here on
+    ACCEPT = 32  # and so it says, too
+    REUNION = 33  # a small JSON object: what the clusters that come together bring
+    DIGESTS = 34  # a hash of each bucket that the sender has
 
 
 _KINDS = frozenset(Kind)
@@ -56,10 +62,9 @@ _KINDS = frozenset(Kind)
 NOTE_BYTES = 64 << 10
 """Longest small JSON object."""
 
-_LIMITS = dict.fromkeys((Kind.PING, Kind.PONG, Kind.WAITING, Kind.END, Kind.VOTE), 0) | dict.fromkeys(
-    (Kind.KNOCK, Kind.WELCOME, Kind.REFUSED, Kind.PORT, Kind.GONE, Kind.LEAVE, Kind.HELLO, Kind.NOTE, Kind.EPOCH),
-    NOTE_BYTES,
-)
+_EMPTY = (Kind.PING, Kind.PONG, Kind.WAITING, Kind.END, Kind.VOTE)
+_LONG = (Kind.PARAMETERS, Kind.ROUND, Kind.BUCKET, Kind.DIGESTS)
+_LIMITS = {kind: 0 if kind in _EMPTY else NOTE_BYTES for kind in Kind if kind not in _LONG}
 
 
 def checksum(payload: bytes | bytearray | memoryview) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from paddlenlp_nebula.link.frames import HEADER_BYTES, Frame, Kind, checksum
 from paddlenlp_nebula.link.notes import pack_note, parse_note
+from paddlenlp_nebula.link.pulse import Pulse
 from paddlenlp_nebula.security.session import RECORD_BYTES, Session
 
 __all__ = ["LIMIT_BYTES", "Line"]
@@ -30,6 +31,9 @@ class Line:
         address: where it comes from.
         since: when it came, monotonic seconds.
         refused: it has been turned away and leaves as soon as it has been told.
+        leads_up: it is ours to an earlier cluster's door, which speaks for others, too.
+        reaches: whom one can speak to through that door.
+        pulse: when anything has come; None before it is known who is there.
     """
 
     socket: socket.socket
@@ -38,9 +42,24 @@ class Line:
     address: str = ""
     since: float = field(default_factory=time.monotonic)
     refused: bool = False
+    leads_up: bool = False
+    reaches: set[str] = field(default_factory=set)
+    pulse: Pulse | None = None
     incoming: bytearray = field(default_factory=bytearray)
     outgoing: bytearray = field(default_factory=bytearray)
     _sealed: bytearray = field(default_factory=bytearray)
+
+    def prepare(self, timeout_s: float) -> None:
+        """Never block, delay nothing, and let the system find a machine that lost its power, within ``timeout_s``."""
+        connection = self.socket
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        interval_s = max(1, int(timeout_s / 8))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 7)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(1000 * timeout_s)))
 
     def send(self, kind: Kind, body: Mapping[str, Any]) -> None:
         """Queue a message."""

@@ -1,33 +1,25 @@
-"""The link: everything one leader says to and hears from the other clusters.
+"""The link: everything one leader says to and hears from the other clusters, in messages to *members*.
 
-All waiting happens in here, in one place (`Link._wait`), with a deadline that every byte from the awaited peer renews.
-Whoever waits for one peer shows the others that it is alive, so that the silence of one is not taken for the silence
-of all who wait for it. Everything above speaks in messages to *members*: the clusters of the current epoch, in the
-configured order, which is also the order of every reduction.
+Members are the clusters of the current epoch, in the configured order, which is also the order of every reduction.
 """
 
 from __future__ import annotations
 
 import contextlib
-import select
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from paddlenlp_nebula.errors import ChannelLost, NebulaError, PeerLost, ProtocolError
+from paddlenlp_nebula.errors import NebulaError, PeerLost
 from paddlenlp_nebula.link.deadlines import Deadline
-from paddlenlp_nebula.link.departures import Departures
 from paddlenlp_nebula.link.door import Door
-from paddlenlp_nebula.link.frames import HEADER_BYTES, Frame, Kind, checksum
-from paddlenlp_nebula.link.notes import pack_note, parse_note
+from paddlenlp_nebula.link.frames import Kind
+from paddlenlp_nebula.link.notes import pack_note
 from paddlenlp_nebula.link.stream import Message, Stream
+from paddlenlp_nebula.link.streams import Streams, note_of
 from paddlenlp_nebula.transport.channel import Channel
 
 __all__ = ["EpochProposed", "Link"]
-
-_SELECT_S = 0.2  # how often a wait looks up although nothing happened
-_POLL_S = 0.0002  # the same for a transport that cannot wake us
 
 
 class EpochProposed(NebulaError):
@@ -41,7 +33,7 @@ class EpochProposed(NebulaError):
         super().__init__(f"cluster {peer!r} has lost another cluster while all were starting: start them again")
 
 
-class Link:
+class Link(Streams):
     """The leader's connection to all other clusters.
 
     Args:
@@ -59,94 +51,25 @@ class Link:
         on_wait: called at least every 0.2 s while waiting (keeps local processes informed).
     """
 
-    def __init__(
-        self,
-        cluster: str,
-        clusters: Sequence[str],
-        channels: Mapping[str, Channel],
-        *,
-        timeout_s: float,
-        door: Door | None = None,
-    ) -> None:
-        self.cluster = cluster
-        self.clusters = tuple(clusters)
-        self.members = tuple(name for name in clusters if name == cluster or name in channels)
-        self.epoch = 0
-        self.timeout_s = timeout_s
-        self.bytes_sent: Counter[str] = Counter()
-        self.bytes_received: Counter[str] = Counter()
-        self.seconds_waiting = 0.0
-        self.rtt_s: dict[str, float] = {}
-        self.on_wait: Callable[[], None] = lambda: None
-        self._door = door
-        self._streams = {name: Stream(channel) for name, channel in channels.items()}
-        self._departures = Departures()
-        self._unheard = Deadline(timeout_s / 4)  # since the peers have last heard from us
-        self._pongs: Counter[str] = Counter()
-        self._closed = False
+    @property
+    def door(self) -> Door | None:
+        """Where clusters that come back are heard of."""
+        return self._door
 
     @property
-    def peers(self) -> tuple[str, ...]:
-        """The other members, in order."""
-        return tuple(name for name in self.members if name != self.cluster)
+    def guests(self) -> tuple[str, ...]:
+        """Clusters that can be spoken to and are no members, in order."""
+        return tuple(name for name in self.clusters if name in self._streams and name not in self.members)
 
     @property
     def channels(self) -> dict[str, Channel]:
-        """The channel to each other member."""
+        """The channel to each other cluster that can be spoken to."""
         return {peer: stream.channel for peer, stream in self._streams.items()}
 
     @property
     def refusals(self) -> dict[str, int]:
         """Connections that this cluster's door has turned away, by category."""
         return {} if self._door is None else self._door.refusals()
-
-    # Sending
-
-    def post(
-        self,
-        kind: Kind,
-        payload: bytes | bytearray | memoryview = b"",
-        *,
-        round: int = 0,
-        part: int = 0,
-        flags: int = 0,
-        to: Sequence[str] | None = None,
-    ) -> None:
-        """Send one message to all peers (or those named), without waiting.
-
-        ``payload`` must stay as it is until the next `flush`, unless there was `room_for` it.
-        """
-        view = memoryview(payload).cast("B")
-        frame = Frame(kind, len(view), self.epoch, round, part, flags, checksum(view))
-        if to is None:
-            self._unheard.renew()
-        for peer in self.peers if to is None else to:
-            if peer in self._streams:
-                self._streams[peer].push(frame, view)
-                self.bytes_sent[kind.name] += HEADER_BYTES + len(view)
-
-    def room_for(self, length: int) -> bool:
-        """Whether a payload of ``length`` bytes would leave for every peer at once."""
-        return all(self._streams[peer].room_for(length) for peer in self.peers)
-
-    def flush(self) -> None:
-        """Wait until nothing posted needs this process any more: it is in memory that travels by itself.
-
-        Raises:
-            PeerLost: a peer takes nothing for ``timeout_s``.
-        """
-        for peer in self.peers:
-            stream = self._streams[peer]
-            sent = stream.channel.bytes_sent
-            deadline = Deadline(self.timeout_s)
-            while not stream.settled():
-                self._pump()
-                if stream.channel.bytes_sent != sent:
-                    sent = stream.channel.bytes_sent
-                    deadline.renew()
-                if not stream.settled():
-                    self._check(peer, deadline, "took nothing")
-                    self._wait(deadline, peer)
 
     # Receiving
 
@@ -195,7 +118,7 @@ class Link:
         while (message := self._await(peer)).frame.kind is not Kind.EPOCH:
             self._consume(peer)
         with self._consuming(peer):
-            yield message.frame.epoch, _note(message, peer)
+            yield message.frame.epoch, note_of(message, peer)
 
     def measure_rtt(self, times: int = 3) -> None:
         """Fill ``rtt_s`` with the shortest of a few round trips to each peer, seconds."""
@@ -232,6 +155,35 @@ class Link:
         self.members = tuple(name for name in self.members if name != peer)
         if (stream := self._streams.pop(peer, None)) is not None:
             stream.channel.close()
+
+    def host(self, guest: str, channel: Channel) -> None:
+        """Speak with a cluster that has come back, before it is a member."""
+        self._departures.forget(guest)
+        self._streams[guest] = Stream(channel)
+
+    def hear(self, guest: str) -> tuple[Kind, dict[str, Any]] | None:
+        """A guest's next message (a note), if there is one.
+
+        Raises:
+            PeerLost: it is gone again, or sent what does not parse.
+        """
+        message = self._next(guest)
+        if (lost := self._departures.final(guest)) is not None:
+            raise lost
+        if message is None:
+            return None
+        with self._consuming(guest):
+            return message.frame.kind, note_of(message, guest)
+
+    def dismiss(self, guest: str) -> None:
+        """Speak no more with a guest."""
+        if (stream := self._streams.pop(guest, None)) is not None:
+            stream.channel.close()
+
+    def admit(self, members: Sequence[str], epoch: int) -> None:
+        """From here on these are the members (this cluster, and others that can be spoken to)."""
+        self.members = tuple(name for name in self.clusters if name in members)
+        self.epoch = epoch
 
     def leave(self, reason: str, *, deliberate: bool, linger_s: float = 5.0) -> None:
         """Say goodbye to all peers with the reason, wait a little for theirs, and close.
@@ -286,115 +238,3 @@ class Link:
         if at_the_door and self._door is not None:
             for peer in self.peers if to is None else to:
                 self._door.send(Kind.LEAVE, peer, body)
-
-    def _await(self, peer: str, while_waiting: Callable[[], None] = lambda: None) -> Message:
-        deadline = Deadline(self.timeout_s)
-        heard = -1
-        while (message := self._next(peer)) is None:
-            while_waiting()
-            stream = self._streams.get(peer)
-            if stream is not None and stream.channel.bytes_received != heard:
-                heard = stream.channel.bytes_received
-                deadline.renew()
-            self._check(peer, deadline, "sent nothing")
-            self._wait(deadline, peer)
-        return message
-
-    def _next(self, peer: str) -> Message | None:
-        """The peer's oldest message that is for somebody above."""
-        self._pump()
-        stream = self._streams.get(peer)
-        return None if stream is None else stream.message()
-
-    def _consume(self, peer: str) -> None:
-        stream = self._streams.get(peer)
-        if stream is not None and (message := stream.message()) is not None:
-            self.bytes_received[message.frame.kind.name] += HEADER_BYTES + message.frame.length
-            stream.consume()
-
-    @contextlib.contextmanager
-    def _consuming(self, peer: str) -> Iterator[None]:
-        """Around the use of a peer's message: it is consumed, and a fault in it is the peer's end."""
-        try:
-            yield
-        except ProtocolError as error:
-            raise self._violated(peer, error) from error
-        finally:
-            self._consume(peer)
-
-    def _violated(self, peer: str, error: ProtocolError) -> PeerLost:
-        self._departures.ended(peer, str(error))
-        return self._departures[peer]
-
-    def _pump(self) -> None:
-        """Move bytes both ways, and deal with all messages that are for the link itself."""
-        if self._door is not None:
-            for event in self._door.events():
-                reason = str(event.body.get("reason"))
-                if event.kind is Kind.LEAVE:
-                    deliberate = bool(event.body.get("deliberate"))
-                    self._departures.said_goodbye(event.cluster, reason, deliberate=deliberate, at_the_door=True)
-                elif event.kind is Kind.GONE:
-                    self._departures.reported(event.cluster, reason)
-        for peer, stream in self._streams.items():
-            try:
-                stream.pump()
-                while (message := stream.message()) is not None and self._is_ours(peer, message):
-                    self._consume(peer)
-                    stream.pump()
-            except ChannelLost as lost:
-                self._departures.ended(peer, lost.reason)
-            except ProtocolError as error:
-                self._departures.ended(peer, str(error))
-                stream.consume()
-                stream.channel.close()  # what follows cannot be told apart
-
-    def _is_ours(self, peer: str, message: Message) -> bool:
-        """Deal with a ping, a goodbye or a void message; False for one that is for somebody above."""
-        frame = message.frame
-        if frame.kind is Kind.PING:
-            self.post(Kind.PONG, to=[peer])
-        elif frame.kind is Kind.PONG:
-            self._pongs[peer] += 1
-        elif frame.kind is Kind.LEAVE:
-            note = _note(message, peer)
-            self._departures.said_goodbye(peer, str(note.get("reason")), deliberate=bool(note.get("deliberate")))
-        elif frame.kind is not Kind.WAITING:
-            return frame.kind is not Kind.EPOCH and frame.epoch < self.epoch
-        return True
-
-    def _check(self, peer: str, deadline: Deadline, did: str) -> None:
-        if (lost := self._departures.final(peer)) is not None:
-            raise lost
-        if peer not in self._streams:
-            raise PeerLost(peer, "it is not connected")
-        if deadline.passed():
-            self._departures.ended(
-                peer, f"it {did} for {deadline.timeout_s:g} s (sync_timeout_s) although its connection is open"
-            )
-            raise self._departures[peer]
-
-    def _wait(self, deadline: Deadline, awaited: str | None = None) -> None:
-        """Sleep until something may have happened; ``awaited`` is the peer that keeps us waiting."""
-        if self._unheard.passed():
-            self._unheard.renew()
-            self.post(Kind.WAITING, to=[peer for peer in self.peers if peer != awaited])
-        start = time.perf_counter()
-        # The descriptor of a channel that has ended stays readable, and would keep us awake.
-        channels = [stream.channel for peer, stream in self._streams.items() if self._departures.final(peer) is None]
-        descriptors = [descriptor for channel in channels if (descriptor := channel.fileno()) is not None]
-        if len(descriptors) < len(channels):
-            time.sleep(_POLL_S)
-        else:
-            if self._door is not None:
-                descriptors.append(self._door.fileno())
-            poll = select.poll()
-            for descriptor in descriptors:
-                poll.register(descriptor, select.POLLIN)
-            poll.poll(1000 * min(_SELECT_S, deadline.remaining_s()))
-        self.seconds_waiting += time.perf_counter() - start
-        self.on_wait()
-
-
-def _note(message: Message, peer: str) -> dict[str, Any]:
-    return parse_note(message.payload, message.frame.kind.name, f"cluster {peer!r}")

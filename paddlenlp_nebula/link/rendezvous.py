@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from paddlenlp_nebula.errors import ChannelLost, HandshakeError, NebulaError, PeerLost
+from paddlenlp_nebula.link.connector import Joining
 from paddlenlp_nebula.link.deadlines import Deadline, Reminder
 from paddlenlp_nebula.link.door import Door, Event
 from paddlenlp_nebula.link.entrance import keep_door, knock
@@ -14,9 +14,6 @@ from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.security.identity import Credentials, Identity
 from paddlenlp_nebula.transport.channel import Channel
-
-if TYPE_CHECKING:
-    from paddlenlp_nebula.transport.courier import CourierChannel
 
 __all__ = ["open_link"]
 
@@ -35,12 +32,12 @@ def open_link(
     say: Callable[[str], None] = lambda sentence: None,
     identity: Identity | None = None,
 ) -> Link:
-    """Meet all other clusters and return the link to them.
+    """Meet all other clusters and return the link to them; a link to nobody if they have begun without this one.
 
     Args:
         cluster: this cluster's name.
         clusters: all names, in the order of reduction; the first keeps the door.
-        rendezvous: "host:port", "world" or "loopback".
+        rendezvous: "host:port" of the first cluster's door (of more clusters' doors: see `doors`), "world" or "loopback".
         timeout_s: longest wait for the others, and later for a silent peer, seconds.
         on_event: called from the door's thread when a cluster dies or says goodbye.
         on_wait: called at least every 0.2 s while waiting.
@@ -81,12 +78,13 @@ def open_link(
                 say=say,
             )
         try:
-            credentials = None if identity is None else identity.credentials
-            channels.update(_couriers(door, cluster, clusters, deadline, on_wait, say, credentials))
+            if door.theirs is None:
+                credentials = None if identity is None else identity.credentials
+                channels.update(_couriers(door, deadline, on_wait, say, credentials))
         except BaseException:
             door.close()
             raise
-        door.begin()
+        door.begin(door.theirs)
     link = Link(cluster, clusters, channels, timeout_s=timeout_s, door=door)
     link.on_wait = on_wait
     return link
@@ -94,74 +92,64 @@ def open_link(
 
 def _couriers(
     door: Door,
-    cluster: str,
-    clusters: Sequence[str],
     deadline: Deadline,
     on_wait: Callable[[], None],
     say: Callable[[str], None],
     credentials: Credentials | None,
 ) -> dict[str, Channel]:
-    """Start a courier per peer and join each with its counterpart.
-
-    Of two clusters the earlier one opens an MPI port and accepts; the door carries the port string
-    to the later one, which connects.
-    """
-    from paddlenlp_nebula.transport.courier import CourierChannel
-
-    couriers = {peer: CourierChannel(peer, credentials=credentials) for peer in clusters if peer != cluster}
+    """Start a courier per peer and join each with its counterpart; none if a run turns out to have begun without us."""
+    joinings = {peer: Joining(door, peer, credentials) for peer in door.clusters if peer != door.cluster}
+    begun = False
     try:
-        _connect(couriers, door, cluster, clusters, deadline, on_wait, Reminder(say))
+        begun = not _connect(joinings, door, deadline, on_wait, Reminder(say))
     except BaseException as error:
-        for peer in couriers:  # at once: a courier that ends says nothing of the reason
+        for peer in joinings:  # at once: a courier that ends says nothing of the reason
             door.send(Kind.LEAVE, peer, {"reason": f"{type(error).__name__}: {error}"[:2000], "deliberate": False})
-        for courier in couriers.values():
-            courier.close()
+        for joining in joinings.values():
+            joining.courier.close()
         raise
-    return dict(couriers)
+    if begun:
+        for joining in joinings.values():
+            joining.courier.close()
+        return {}
+    return {peer: joining.courier for peer, joining in joinings.items()}
 
 
 def _connect(
-    couriers: Mapping[str, CourierChannel],
+    joinings: Mapping[str, Joining],
     door: Door,
-    cluster: str,
-    clusters: Sequence[str],
     deadline: Deadline,
     on_wait: Callable[[], None],
     reminder: Reminder,
-) -> None:
-    accepting = clusters[list(clusters).index(cluster) + 1 :]
-    announced: set[str] = set()
+) -> bool:
+    """Whether all have met; False if a run has begun without this cluster."""
     lost: ChannelLost | None = None
-    for peer in accepting:
-        couriers[peer].open_port()
+    couriers = {peer: joining.courier for peer, joining in joinings.items()}
     while not all(courier.connected for courier in couriers.values()):
+        if door.theirs is not None:
+            return False
         try:
-            for courier in couriers.values():
-                courier.progress()
+            for joining in joinings.values():
+                joining.advance(deadline.remaining_s())
         except ChannelLost as error:
             if lost is None:
                 lost, deadline = error, Deadline(_LAST_WORDS_S)
-        for peer in accepting:
-            port = couriers[peer].port
-            if port is not None and peer not in announced and peer in door.arrived():
-                couriers[peer].accept(deadline.remaining_s())
-                door.send(Kind.PORT, peer, {"port": port})
-                announced.add(peer)
         for event in door.events():
-            if event.kind is Kind.PORT and event.cluster in couriers and event.cluster not in accepting:
-                couriers[event.cluster].connect(str(event.body.get("port")), deadline.remaining_s())
+            if event.kind is Kind.PORT and event.cluster in joinings and not joinings[event.cluster].accepts:
+                joinings[event.cluster].connect(str(event.body.get("port")), deadline.remaining_s())
             elif event.kind is Kind.REFUSED:
                 raise HandshakeError(f"the clusters do not fit together: {event.body.get('reason')}")
             elif event.kind in (Kind.GONE, Kind.LEAVE):
                 raise PeerLost(event.cluster, f"while the clusters were meeting: {event.body.get('reason')}")
         if deadline.passed():
             unjoined = [peer for peer, courier in couriers.items() if not courier.connected]
-            raise lost or NebulaError(_who_is_missing(door, cluster, clusters, unjoined, deadline.timeout_s))
-        missing = [name for name in clusters if name not in door.arrived()]
+            raise lost or NebulaError(_who_is_missing(door, door.cluster, door.clusters, unjoined, deadline.timeout_s))
+        missing = [name for name in door.clusters if name not in door.arrived()]
         what = f"{', '.join(map(repr, missing))} to knock at {door.where}" if missing else "MPI to connect"
         reminder.say(f"still waiting for {what}, {deadline.remaining_s():.0f} s more")
         _sleep([door.fileno(), *(courier.fileno() for courier in couriers.values())])
         on_wait()
+    return True
 
 
 def _who_is_missing(

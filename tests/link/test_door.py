@@ -384,7 +384,9 @@ def test_a_keeper_that_talks_nonsense_is_gone(where: str, kind: Kind, body: Any)
             connection, _ = listener.accept()
             with connection:
                 read_message(connection)
-                connection.sendall(message(Kind.WELCOME, {"arrived": ["amber", "birch"]}) + message(kind, body))
+                connection.sendall(
+                    message(Kind.WELCOME, {"arrived": ["amber", "birch"], "run": None}) + message(kind, body)
+                )
                 assert is_closed(connection)
 
         outcomes = at_once({"amber": keep, "birch": lambda: events_after_knock(where)})
@@ -419,7 +421,7 @@ def test_the_silent_are_shown_out_and_cannot_keep_others_out(where: str, monkeyp
         with contextlib.suppress(OSError):
             connection.sendall(a_knock()[:20])
     assert threading.active_count() == before
-    assert sum(line.cluster is None for line in keeper._lines) <= MAX_STRANGERS
+    assert sum(line.cluster is None for line in keeper._board.lines) <= MAX_STRANGERS
     birch = knock(where, "birch", CLUSTERS, timeout_s=10)
     assert all(is_closed(connection) for connection in crowd)
     for end in (*crowd, birch, keeper):
@@ -430,7 +432,7 @@ def test_a_refused_stranger_cannot_fill_our_memory(keeper: Door) -> None:
     with call(keeper.where) as connection, contextlib.suppress(OSError):
         for _ in range(2000):
             connection.sendall(a_knock("mallory"))
-        assert all(len(line.outgoing) < 1 << 16 for line in keeper._lines)
+        assert all(len(line.outgoing) < 1 << 16 for line in keeper._board.lines)
 
 
 def test_a_half_open_connection(keeper: Door) -> None:
@@ -459,7 +461,7 @@ def test_a_message_may_come_in_pieces(keeper: Door) -> None:
     with call(keeper.where) as connection:
         for at in range(len(a_knock())):
             connection.sendall(a_knock()[at : at + 1])
-        assert read_message(connection) == (Kind.WELCOME, {"arrived": ["amber", "birch"]})
+        assert read_message(connection) == (Kind.WELCOME, {"arrived": ["amber", "birch"], "run": None})
 
 
 # Closing

@@ -264,7 +264,7 @@ def test_attacks_on_the_port(
     attack(doors["amber"].where)
     assert time.monotonic() - start < 20
     unharmed(doors)
-    until(lambda: not any(line.cluster is None for line in doors["amber"]._lines))
+    until(lambda: not any(line.cluster is None for line in doors["amber"]._board.lines))
     until(lambda: process.num_fds() <= descriptors + 3)  # a member may have been connecting when they were counted
     assert process.memory_info().rss - memory < 64 << 20
     assert sum(doors["amber"].refusals().values()) > 0
@@ -290,9 +290,9 @@ def test_a_crowd_does_not_keep_a_cluster_out(where: str, who: dict[str, Identity
     thread = threading.Thread(target=crowd)
     thread.start()
     try:
-        until(lambda: len(keeper._lines) >= MAX_STRANGERS)
+        until(lambda: len(keeper._board.lines) >= MAX_STRANGERS)
         birch = knock(where, "birch", CLUSTERS, timeout_s=20, identity=who["birch"])
-        assert len(keeper._lines) <= MAX_STRANGERS + 2
+        assert len(keeper._board.lines) <= MAX_STRANGERS + 2
     finally:
         going = False
         thread.join()

@@ -1,0 +1,168 @@
+"""Clusters that come back: who is there, whose group takes in whose members, and the moment at which it does.
+
+A cluster that has lost the others, or was started anew, finds a door again (`Knocker`), gets a channel to each cluster
+that it is not together with (`Connector`), and is a *guest* there. Both sides say who is with them (PRESENT). Of two
+groups the larger one takes in the other's members, one by one; of two of a size the one with the earlier cluster.
+
+All members of the group must have the guest as theirs; they see that in each other's openings (``ROUND``), and after
+that round all of them invite it. A guest says yes (ACCEPT) between two of its own steps, as soon as everybody has
+invited it, and leaves the group it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_nebula.errors import PeerLost, ProtocolError
+from paddlenlp_nebula.link.connector import Connector
+from paddlenlp_nebula.link.door import Door
+from paddlenlp_nebula.link.entrance import Knocker
+from paddlenlp_nebula.link.frames import Kind
+from paddlenlp_nebula.link.link import Link
+from paddlenlp_nebula.link.notes import pack_note
+from paddlenlp_nebula.security.identity import Credentials
+
+__all__ = ["Invitation", "Returns", "outranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """A group takes this cluster in.
+
+    Attributes:
+        members: those of the group, and this cluster.
+        number: the group's last completed exchange.
+        epoch: the group's from here on.
+    """
+
+    members: tuple[str, ...]
+    number: int
+    epoch: int
+
+
+def outranks(ours: Sequence[str], theirs: Sequence[str], clusters: Sequence[str]) -> bool:
+    """Whether a group takes in another's members, rather than the other way round.
+
+    Args:
+        ours, theirs: the groups' members.
+        clusters: all in order.
+    """
+
+    def rank(members: Sequence[str]) -> tuple[int, int]:
+        return len(members), -min(clusters.index(name) for name in members)
+
+    return rank(ours) > rank(theirs)
+
+
+class Returns:
+    """Watches for clusters that come back, on a leader whose run is under way.
+
+    Args:
+        link: to the members; it must have a door.
+        credentials: for TLS; None leaves links plain.
+        report: told, in a sentence, of what goes wrong.
+    """
+
+    def __init__(self, link: Link, credentials: Credentials | None, report: Callable[[str], None]) -> None:
+        door = link.door
+        assert isinstance(door, Door)
+        self._link = link
+        self._connector = Connector(door, credentials)
+        self._knocker = Knocker(door, report)
+        self._present: dict[str, tuple[str, ...]] = {}  # guest -> the members of its group
+        self._invitations: dict[str, Invitation] = {}  # by the member that has sent it
+        self._told: dict[str, tuple[str, ...]] = {}  # guest -> the members that we have told it of
+
+    def candidates(self) -> tuple[str, ...]:
+        """The guests that may be invited, as far as this cluster is concerned."""
+        self._look()
+        link = self._link
+        return tuple(
+            guest
+            for guest in link.guests
+            if guest in self._present and outranks(link.members, self._present[guest], link.clusters)
+        )
+
+    def invitation(self) -> Invitation | None:
+        """That of a group which outranks ours, once all of its members have sent it."""
+        self._look()
+        link = self._link
+        for invitation in self._invitations.values():
+            inviting = [name for name in invitation.members if name != link.cluster]
+            others = [self._invitations.get(name) for name in inviting]
+            if all(other == invitation for other in others) and outranks(inviting, link.members, link.clusters):
+                return invitation
+        return None
+
+    def invite(self, guest: str, number: int) -> None:
+        """Make the guest a member and tell it so.
+
+        Every member must call this at the same moment: after the same exchange.
+
+        Args:
+            guest: one of the `candidates` of all members.
+            number: the last completed exchange.
+        """
+        link = self._link
+        link.admit([*link.members, guest], link.epoch + 1)
+        link.post(Kind.INVITE, pack_note({"members": link.members, "number": number, "epoch": link.epoch}), to=[guest])
+        self._forget(guest)
+
+    def accept(self, invitation: Invitation) -> None:
+        """Go over to the group that has invited us, and tell its members so."""
+        link = self._link
+        others = [name for name in invitation.members if name != link.cluster]
+        for peer in link.peers:
+            link.drop(PeerLost(peer, f"this cluster goes over to {', '.join(others)}"))
+        link.admit(invitation.members, invitation.epoch)
+        link.post(Kind.ACCEPT, pack_note({}), to=others)
+        for name in others:
+            self._forget(name)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._knocker.close()
+        self._connector.close()
+
+    def _look(self) -> None:
+        """Take in what has happened since the last time, without waiting."""
+        link = self._link
+        for peer, channel in self._connector.take().items():
+            link.host(peer, channel)
+            self._forget(peer)
+        for guest in link.guests:
+            if self._told.get(guest) != link.members:
+                self._told[guest] = link.members
+                link.post(Kind.PRESENT, pack_note({"members": link.members}), to=[guest])
+            try:
+                while (heard := link.hear(guest)) is not None:
+                    self._hear(guest, *heard)
+            except (PeerLost, ProtocolError):  # it may come again
+                link.dismiss(guest)
+                self._forget(guest)
+        self._connector.want([name for name in link.clusters if name not in (*link.members, *link.guests)])
+
+    def _hear(self, guest: str, kind: Kind, note: dict[str, Any]) -> None:
+        members = note.get("members")
+        if not isinstance(members, list) or any(name not in self._link.clusters for name in members):
+            raise ProtocolError(f"cluster {guest!r} must name clusters of the run as members, got {members!r:.80}")
+        if guest not in members:
+            raise ProtocolError(f"cluster {guest!r} must be a member of its own group, got {members}")
+        if kind is Kind.PRESENT:
+            self._present[guest] = tuple(members)
+            self._invitations.pop(guest, None)  # of a group that is another one by now
+        elif kind is Kind.INVITE:
+            number, epoch = note.get("number"), note.get("epoch")
+            if not isinstance(number, int) or not isinstance(epoch, int) or not 0 <= epoch < 1 << 32 or number < 0:
+                raise ProtocolError(f"cluster {guest!r} must invite with its numbers, got {note!r:.80}")
+            if self._link.cluster not in members:
+                raise ProtocolError(f"cluster {guest!r} must invite this cluster, got {members}")
+            self._invitations[guest] = Invitation(tuple(members), number, epoch)
+        else:
+            raise ProtocolError(f"cluster {guest!r} is no member and must not send {kind.name}")
+
+    def _forget(self, guest: str) -> None:
+        for known in (self._present, self._invitations, self._told):
+            known.pop(guest, None)
