@@ -1,8 +1,9 @@
-"""``nebula keygen``: the keys and certificates by which clusters know each other."""
+"""``nebula keygen``: the keys and certificates by which clusters, and signers of folders, are known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 
-    from paddlenlp_nebula.security.certificates import Authority
+    from paddlenlp_nebula.security.certificates import Authority, Key, PublicKey, SigningKey
 
-__all__ = ["folder_option", "keygen", "load_authority", "variables", "write_certificate"]
+__all__ = ["ask_passphrase", "folder_option", "keygen", "load_authority", "variables", "write_certificate"]
 
 CA_CERTIFICATE, CA_KEY = "ca.pem", "ca.key"
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -57,6 +58,8 @@ def keygen() -> None:
     Each site then gets its own NAME.key and NAME.pem, and ca.pem, but never ca.key. With a site where even its key
     must not be seen elsewhere, make that there: without a ca.key, `nebula keygen cluster` writes a request, NAME.csr,
     which `nebula trust sign` turns into a certificate where ca.key is.
+
+    `nebula keygen signer NAME` is for people who sign what they hand on, with `nebula sign`.
     """
 
 
@@ -86,45 +89,80 @@ def ca(folder: Path, name: str, days: int, encrypt: bool, passphrase_file: Path 
     click.echo("Next, for each cluster:  nebula keygen cluster NAME" + _folder_words(folder))
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What `cluster` and `signer` can be told."""
+
+    folder: Path
+    days: int
+    encrypt: bool
+    passphrase_file: Path | None
+    ca_passphrase_file: Path | None
+
+
+def _key_options(command: Any) -> Any:
+    for option in (ca_passphrase_option, _passphrase_file, _encrypt, _days(365), folder_option):
+        command = option(command)
+    return command
+
+
 @keygen.command()
 @click.argument("name")
-@folder_option
-@_days(365)
-@_encrypt
-@_passphrase_file
-@ca_passphrase_option
-def cluster(
-    name: str, folder: Path, days: int, encrypt: bool, passphrase_file: Path | None, ca_passphrase_file: Path | None
-) -> None:
+@_key_options
+def cluster(name: str, **options: Any) -> None:
     """Make a key and a certificate for the cluster NAME, as it is called in `clusters`.
 
     To renew a certificate, do it again: running clusters take the new files at their next session, at the latest after
     6 hours, and new connections at once.
     """
-    from paddlenlp_nebula.security.certificates import check_name, new_key, new_request, pem, pem_of_key
+    from paddlenlp_nebula.security.certificates import new_key
+
+    given = _Options(**options)
+    if _make_holder(f"cluster {name}", name, name, new_key(), f"for {name}'s leader alone", given):
+        where = variables(given.folder, name)
+        click.echo(f"On {name}'s leader, with these two and {CA_CERTIFICATE} in place, set\n{where}")
+
+
+@keygen.command()
+@click.argument("name")
+@_key_options
+def signer(name: str, **options: Any) -> None:
+    """Make a key and a certificate for NAME, a person or a site that signs folders with `nebula sign`.
+
+    The files are NAME.signer.key and NAME.signer.pem. No cluster can be run with them.
+    """
+    from paddlenlp_nebula.security.certificates import new_signing_key
+
+    given, stem = _Options(**options), f"{name}.signer"
+    if _make_holder(f"signer {name}", name, stem, new_signing_key(), f"for {name} alone", given):
+        click.echo(f"Next:  nebula sign FOLDER --key {given.folder / stem}.key")
+
+
+def _make_holder(holder: str, name: str, stem: str, key: Key | SigningKey, whom: str, given: _Options) -> bool:
+    """Write a key, and its certificate if there is a CA here (then True), or else a request for one."""
+    from paddlenlp_nebula.security.certificates import check_name, new_request, pem, pem_of_key
 
     check_name(name)
-    key_path, certificate_path = folder / f"{name}.key", folder / f"{name}.pem"
-    authority = load_authority(folder, ca_passphrase_file) if (folder / CA_KEY).exists() else None
-    request_path = folder / f"{name}.csr"
+    key_path, certificate_path, request_path = (given.folder / f"{stem}.{end}" for end in ("key", "pem", "csr"))
+    there = (given.folder / CA_KEY).exists()
+    authority = load_authority(given.folder, given.ca_passphrase_file) if there else None
     if authority is None and key_path.exists():
         raise SecurityError(
             f"a request must be for a new key, since the old one is in use until the certificate comes, but {key_path} is "
-            f"there: use another --folder, and put {name}.key and {name}.pem into their place together"
+            f"there: use another --folder, and put {key_path.name} and {certificate_path.name} into their place together"
         )
-    passphrase = _new_passphrase(encrypt, passphrase_file)
-    key = new_key()
-    _make(folder)
+    passphrase = _new_passphrase(given.encrypt, given.passphrase_file)
+    _make(given.folder)
     write_private(key_path, pem_of_key(key, passphrase))
-    _wrote(key_path, f"for {name}'s leader alone, mode 0600")
+    _wrote(key_path, f"{whom}, mode 0600")
     if authority is None:
         write_public(request_path, pem(new_request(name, key)))
-        _wrote(request_path, f"for whoever has {CA_KEY}, who turns it into {name}.pem:")
+        _wrote(request_path, f"for whoever has {CA_KEY}, who turns it into {certificate_path.name}:")
         click.echo(f"    nebula trust sign {request_path.name}")
         _show_fingerprint(key.public_key())
-        return
-    write_certificate(authority, name, key.public_key(), days, certificate_path)
-    click.echo(f"On {name}'s leader, with these two and {CA_CERTIFICATE} in place, set\n{variables(folder, name)}")
+        return False
+    write_certificate(authority, holder, name, key.public_key(), given.days, certificate_path)
+    return True
 
 
 def load_authority(folder: Path, passphrase_file: Path | None) -> Authority:
@@ -142,17 +180,17 @@ def load_authority(folder: Path, passphrase_file: Path | None) -> Authority:
                 f"a CA must be in {folder}, but there is no {path.name}: run `nebula keygen ca`, or set --folder"
             )
     file = str(passphrase_file) if passphrase_file else None
-    passphrase = find_passphrase(str(folder / CA_KEY), file, "the CA's key", "--ca-passphrase-file", _ask)
+    passphrase = find_passphrase(str(folder / CA_KEY), file, "the CA's key", "--ca-passphrase-file", ask_passphrase)
     return Authority.load((folder / CA_CERTIFICATE).read_bytes(), (folder / CA_KEY).read_bytes(), passphrase)
 
 
-def write_certificate(authority: Authority, name: str, public_key: Any, days: int, path: Path) -> None:
-    """Issue a certificate, write it and say so."""
+def write_certificate(authority: Authority, holder: str, name: str, key: PublicKey, days: int, path: Path) -> None:
+    """Issue a certificate to a holder ("cluster west"), write it and say so."""
     from paddlenlp_nebula.security.certificates import pem
 
-    found = authority.issue(name, public_key, days)
+    found = authority.issue(name, key, days)
     write_public(path, pem(found))
-    _wrote(path, f"cluster {name}, valid until {_day(found)}")
+    _wrote(path, f"{holder}, valid until {_day(found)}")
 
 
 def variables(folder: Path, name: str) -> str:
@@ -181,7 +219,7 @@ def _new_passphrase(encrypt: bool, passphrase_file: Path | None) -> str | None:
     return str(click.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True))
 
 
-def _ask(prompt: str) -> str:
+def ask_passphrase(prompt: str) -> str:
     return str(click.prompt(prompt, hide_input=True, err=True))
 
 

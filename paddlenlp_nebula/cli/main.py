@@ -33,6 +33,10 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("paddlenlp_nebula.cli.doctor", "Show what this machine offers and what is missing."),
         "data": ("paddlenlp_nebula.cli.data", "Prepare the data sets that the shipped recipes use."),
     },
+    "Hand on": {
+        "sign": ("paddlenlp_nebula.cli.sign", "Sign adapters or a checkpoint for others."),
+        "verify": ("paddlenlp_nebula.cli.sign", "Check who has signed a folder, and that nothing in it has changed."),
+    },
     "Measure": {
         "bench": ("paddlenlp_nebula.cli.bench", "Measure links and codecs."),
     },

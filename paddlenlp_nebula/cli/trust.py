@@ -22,7 +22,7 @@ from paddlenlp_nebula.security.files import write_public
 if TYPE_CHECKING:
     from cryptography import x509
 
-__all__ = ["trust"]
+__all__ = ["certificates_in", "trust"]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SOON_DAYS = 14
@@ -42,14 +42,14 @@ def trust() -> None:
 @click.option("--ca", type=_FILE, metavar="FILE", help="Also say whether they are signed by a CA in FILE.")
 def show(files: tuple[Path, ...], ca: Path | None) -> None:
     """Show what is in certificates and requests; the exit code is 1 if one of them cannot be used today."""
-    authorities = _certificates(ca) if ca else []
+    authorities = certificates_in(ca) if ca else []
     fine = True
     for path in files:
         data = path.read_bytes()
         if b"CERTIFICATE REQUEST" in data:
             _show_request(path, data)
             continue
-        for found in _certificates(path):
+        for found in certificates_in(path):
             fine &= _show(path, found, authorities, asked=ca is not None)
     sys.exit(0 if fine else 1)
 
@@ -61,15 +61,18 @@ def show(files: tuple[Path, ...], ca: Path | None) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask whether the fingerprint is the right one.")
 @ca_passphrase_option
 def sign(request: Path, folder: Path, days: int, yes: bool, ca_passphrase_file: Path | None) -> None:
-    """Turn REQUEST, from `nebula keygen cluster` on another site, into a certificate beside it."""
+    """Turn REQUEST, from `nebula keygen cluster` or `signer` somewhere else, into a certificate beside it."""
     from paddlenlp_nebula.security.certificates import read_request
 
-    name, key, fingerprint = read_request(request.read_bytes())
-    click.echo(f"{request} asks for a certificate for cluster {name}; its key's fingerprint is\n    {fingerprint}")
+    found = read_request(request.read_bytes())
+    click.echo(
+        f"{request} asks for a certificate for {found.holder}; its key's fingerprint is\n    {found.fingerprint}"
+    )
     if not yes:
         click.confirm("Is that what the other site sees?", abort=True, err=True)
-    write_certificate(load_authority(folder, ca_passphrase_file), name, key, days, request.with_suffix(".pem"))
-    click.echo(f"Send it back to {name}, with {CA_CERTIFICATE} if it has none yet.")
+    authority = load_authority(folder, ca_passphrase_file)
+    write_certificate(authority, found.holder, found.name, found.key, days, request.with_suffix(".pem"))
+    click.echo(f"Send it back to {found.name}, with {CA_CERTIFICATE} if it has none yet.")
 
 
 @trust.command()
@@ -84,15 +87,15 @@ def add(ca: Path, bundle: Path, yes: bool) -> None:
 
     Each CA in the file can then issue a certificate for any cluster's name.
     """
-    from paddlenlp_nebula.security.certificates import pem
+    from paddlenlp_nebula.security.certificates import is_authority, pem
 
-    there = _certificates(bundle) if bundle.exists() else []
-    new = [found for found in _certificates(ca) if found not in there]
+    there = certificates_in(bundle) if bundle.exists() else []
+    new = [found for found in certificates_in(ca) if found not in there]
     if not new:
         click.echo(f"{bundle} has it already")
         return
     for found in new:
-        if not _is_authority(found):
+        if not is_authority(found):
             raise SecurityError(
                 f"only the certificate of a CA can be trusted to sign others, but {ca} has one of {_names(found)}"
             )
@@ -103,7 +106,7 @@ def add(ca: Path, bundle: Path, yes: bool) -> None:
     click.echo(f"{click.style('wrote', fg='green')} {bundle}  ({len(there) + len(new)} CAs)")
 
 
-def _certificates(path: Path) -> list[x509.Certificate]:
+def certificates_in(path: Path) -> list[x509.Certificate]:
     from cryptography import x509
 
     try:
@@ -117,14 +120,14 @@ def _certificates(path: Path) -> list[x509.Certificate]:
 def _show_request(path: Path, data: bytes) -> None:
     from paddlenlp_nebula.security.certificates import read_request
 
-    name, _, fingerprint = read_request(data)
-    click.echo(f"{click.style(str(path), bold=True)}: a request for a certificate for cluster {name}")
-    _row("key", fingerprint)
+    found = read_request(data)
+    click.echo(f"{click.style(str(path), bold=True)}: a request for a certificate for {found.holder}")
+    _row("key", found.fingerprint)
 
 
 def _show(path: Path, found: x509.Certificate, authorities: list[x509.Certificate], *, asked: bool) -> bool:
     """Print one certificate; whether it can be used today."""
-    from paddlenlp_nebula.security.certificates import fingerprint
+    from paddlenlp_nebula.security.certificates import fingerprint, is_issued_by
 
     now = datetime.datetime.now(datetime.timezone.utc)
     left = found.not_valid_after_utc - now
@@ -140,7 +143,7 @@ def _show(path: Path, found: x509.Certificate, authorities: list[x509.Certificat
     _row("valid", f"{dates}, {click.style(state[0], fg=state[1])}")
     _row("key", fingerprint(found.public_key()))
     if asked:
-        signed = any(_is_signed_by(found, authority) for authority in authorities)
+        signed = any(is_issued_by(found, authority) for authority in authorities)
         _row(
             "signed",
             click.style("by a CA in --ca", fg="green") if signed else click.style("by no CA in --ca", fg="red"),
@@ -149,28 +152,13 @@ def _show(path: Path, found: x509.Certificate, authorities: list[x509.Certificat
     return fine
 
 
-def _is_signed_by(found: x509.Certificate, authority: x509.Certificate) -> bool:
-    try:
-        found.verify_directly_issued_by(authority)
-    except Exception:  # any of cryptography's reasons
-        return False
-    return True
-
-
-def _is_authority(found: x509.Certificate) -> bool:
-    from cryptography import x509
-
-    try:
-        return found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return False
-
-
 def _names(found: x509.Certificate) -> str:
-    from paddlenlp_nebula.security.certificates import cluster_names
+    from paddlenlp_nebula.security.certificates import cluster_names, is_authority, signer_name
 
-    if _is_authority(found):
+    if is_authority(found):
         return f"a CA, {found.subject.rfc4514_string().removeprefix('CN=')}"
+    if signer := signer_name(found):
+        return f"signer {signer}"
     names = ", ".join(sorted(cluster_names(found)))
     return f"cluster {names}" if names else "no cluster"
 

@@ -22,7 +22,7 @@ def test_help_is_instant_and_lists_every_command() -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)  # its computing, whoever else uses the machine: about 0.1 s
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
     assert done.returncode == 0
-    for word in ("Train:", "run", "launch", "validate", "keygen", "trust", "doctor", "data", "bench"):
+    for word in ("Train:", "run", "launch", "validate", "keygen", "trust", "doctor", "data", "sign", "verify", "bench"):
         assert word in done.stdout
 
 
@@ -30,7 +30,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from paddlenlp_nebula.cli.main import main\n"
         "for words in (['--help'], ['launch', '--help'], ['run', '--help'], ['validate', '--help'], ['doctor', '--help'],\n"
-        "              ['keygen', 'cluster', '--help'], ['trust', '--help']):\n"
+        "              ['keygen', 'cluster', '--help'], ['trust', '--help'], ['verify', '--help']):\n"
         "    result = CliRunner().invoke(main, words); assert result.exit_code == 0, result.output\n"
         "print(sorted({'paddle', 'paddlenlp', 'mpi4py', 'numpy'} & set(sys.modules)))"
     )

@@ -105,10 +105,12 @@ def test_commands_are_understood(command: Command, directory: Path, parsed: list
 
 def _invent_files(command: Command, directory: Path) -> set[str]:
     """Make the reader's own files that the command names."""
-    contents = {".py": "", ".json": "{}", ".yaml": "recipe: classify\n", ".csr": "", ".pem": ""}
+    contents = {".py": "", ".json": "{}", ".yaml": "recipe: classify\n", ".csr": "", ".pem": "", ".key": ""}
     own = {word for word in command.words if Path(word).suffix in contents and not (directory / word).exists()}
     for word in own:
         (directory / word).write_text(contents[Path(word).suffix])
+    if command.words[0] in ("sign", "verify"):
+        (directory / command.words[1]).mkdir(parents=True)
     return own
 
 

@@ -27,8 +27,17 @@ from paddlenlp_nebula.link.line import Line
 from paddlenlp_nebula.link.membership import _Proposal
 from paddlenlp_nebula.link.notes import pack_note, parse_note
 from paddlenlp_nebula.link.stream import Stream
-from paddlenlp_nebula.security.certificates import new_key, new_request, pem, read_request
+from paddlenlp_nebula.security.certificates import (
+    Authority,
+    new_key,
+    new_request,
+    new_signing_key,
+    pem,
+    read_request,
+)
 from paddlenlp_nebula.security.identity import Identity
+from paddlenlp_nebula.security.manifest import MANIFEST
+from paddlenlp_nebula.security.signing import sign_folder, verify_folder
 from paddlenlp_nebula.strategy.opening import Opening
 from paddlenlp_nebula.transport import doorbells, sealed
 from paddlenlp_nebula.transport.greeting import check_greeting, pack_greeting
@@ -325,6 +334,24 @@ def test_certificate_requests(tmp_path: Path) -> None:
     def check(data: bytes) -> None:
         with contextlib.suppress(SecurityError):
             assert read_request(data)[0].isascii()
+
+    for_a_while(check)
+
+
+def test_signed_folders(tmp_path: Path) -> None:
+    """Whatever is done to a manifest, it either means what was signed or is refused."""
+    authority, key = Authority.create("a CA"), new_signing_key()
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    said = sign_folder(tmp_path, key, authority.issue("alice", key.public_key()))
+    manifest = tmp_path / MANIFEST
+    good = manifest.read_bytes()
+
+    @fuzz
+    @given(damaged(good))
+    def check(data: bytes) -> None:
+        manifest.write_bytes(data)
+        with contextlib.suppress(SecurityError):
+            assert verify_folder(tmp_path, [authority.certificate]) == said
 
     for_a_while(check)
 
