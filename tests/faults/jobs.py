@@ -23,10 +23,10 @@ from paddlenlp_nebula.launch.roster import Roster
 from paddlenlp_nebula.security.throwaway import throw_away
 from tests.support.wan import Site, WideArea
 
-__all__ = ["Job", "Stage", "Zygote", "until"]
+__all__ = ["MARK", "Job", "Stage", "Zygote", "marked", "nothing_left", "until"]
 
 ROOT = Path(__file__).parents[2]
-_MARK = "NEBULA_TEST_CASE"  # in the environment of whatever a job starts
+MARK = "NEBULA_TEST_CASE"  # in the environment of whatever a job starts
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})\]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Real TCP also where both sites are this machine: MPI would take shared memory, which fails in other ways.
@@ -64,7 +64,8 @@ class Zygote:
             cwd=ROOT,
         )
         threading.Thread(target=self._listen, daemon=True).start()
-        until(lambda: self.ready, 300, "the imports")
+        until(lambda: self.ready or self._process.poll() is not None, 300, "the imports")
+        assert self.ready, f"{trainee} cannot be imported"
 
     def fork(self, argv: Sequence[str], env: Mapping[str, str], folder: Path, site: Site | None) -> int:
         """Start a trainer; returns its process id."""
@@ -109,14 +110,16 @@ class Job:
         cluster: its name.
         pid: its trainer (the launcher, if there are several); 0 where none was started.
         folder: where it runs; holds ``log`` and ``out/``.
+        mark: in the environment of all processes of the case.
+        code: its exit code (negative: the signal), or None while it runs.
     """
 
     def __init__(self, cluster: str, pid: int, folder: Path, mark: str, code: Callable[[], int | None]) -> None:
         self.cluster = cluster
         self.pid = pid
         self.folder = folder
-        self._mark = mark
-        self._code = code
+        self.mark = mark
+        self.code = code
 
     def lines(self) -> list[str]:
         """Its log so far."""
@@ -147,13 +150,13 @@ class Job:
 
     def reach(self, step: int, within_s: float = 30.0) -> None:
         """Wait until it has taken a step."""
-        until(lambda: self.step() >= step or self._code() is not None, within_s, f"{self.cluster}: step {step}")
+        until(lambda: self.step() >= step or self.code() is not None, within_s, f"{self.cluster}: step {step}")
         assert self.step() >= step, f"{self.cluster} ended at step {self.step()}:\n" + self.tail()
 
     def wait(self, within_s: float) -> int:
         """Its exit code."""
-        until(lambda: self._code() is not None, within_s, f"the end of {self.cluster}, at step {self.step()}")
-        code = self._code()
+        until(lambda: self.code() is not None, within_s, f"the end of {self.cluster}, at step {self.step()}")
+        code = self.code()
         assert code is not None
         return code
 
@@ -176,7 +179,7 @@ class Job:
             with suppress(psutil.Error, ProcessLookupError):
                 if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
                     forked.append(process)
-        return forked + marked(self._mark, self.cluster)
+        return forked + marked(self.mark, self.cluster)
 
     def tail(self, count: int = 25) -> str:
         return "\n".join(self.lines()[-count:])
@@ -185,11 +188,11 @@ class Job:
         """Its ``trainer``, ``courier`` or ``mpiexec``."""
         if what == "trainer":
             return psutil.Process(self.pid)
-        for process in marked(self._mark, self.cluster):
+        for process in marked(self.mark, self.cluster):
             is_mpiexec = "mpiexec" in process.name()
             if is_mpiexec == (what == "mpiexec") and "courier_process" in " ".join(process.cmdline()):
                 return process
-        raise AssertionError(f"{self.cluster} has no {what}: {marked(self._mark, self.cluster)}")
+        raise AssertionError(f"{self.cluster} has no {what}: {marked(self.mark, self.cluster)}")
 
 
 def marked(mark: str, cluster: str | None = None) -> list[psutil.Process]:
@@ -198,7 +201,7 @@ def marked(mark: str, cluster: str | None = None) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             environment = process.environ()
-            mine = environment.get(_MARK) == mark and cluster in (None, environment.get("NEBULA_CLUSTER"))
+            mine = environment.get(MARK) == mark and cluster in (None, environment.get("NEBULA_CLUSTER"))
             if mine and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
@@ -237,7 +240,7 @@ class Stage:
             for name, own in (("west", west), ("east", east)):
                 place = folder / name
                 place.mkdir()
-                environment = {_MARK: mark, **roster.environment(name)}
+                environment = {MARK: mark, **roster.environment(name)}
                 jobs.append(self._start(name, own, both, environment, place, mark))
             yield jobs[0], jobs[1]
         finally:
@@ -298,6 +301,6 @@ def nothing_left(*jobs: Job, killed: bool = False, within_s: float = 5.0) -> Non
     """
 
     def left() -> list[psutil.Process]:
-        return marked(jobs[0]._mark) if killed else [process for job in jobs for process in job.family()]
+        return marked(jobs[0].mark) if killed else [process for job in jobs for process in job.family()]
 
     until(lambda: not left(), within_s, "the end of what the jobs left")

@@ -1,0 +1,1 @@
+"""Three clusters train over a bad wide area while everything that can break does."""
