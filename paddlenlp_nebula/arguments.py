@@ -9,6 +9,7 @@ from typing import Optional, get_type_hints  # PdArgumentParser cannot read "str
 
 from paddlenlp_nebula.codec.registry import CODECS, codec_from_spec
 from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.privacy.arguments import PrivacyArguments, privacy_problems
 from paddlenlp_nebula.strategy.outer import OUTER
 from paddlenlp_nebula.strategy.pace import Pace
 
@@ -35,7 +36,7 @@ _LONGEST_WAIT_S = 86400  # TCP's own limits on a silent peer are not much longer
 
 
 @dataclass
-class NebulaArguments:
+class NebulaArguments(PrivacyArguments):
     """How this cluster trains together with others.
 
     Fields that are None are filled in from the environment, which ``nebula launch`` sets.
@@ -234,6 +235,7 @@ class NebulaArguments:
             if value not in allowed:
                 found.append(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
         found += self._codec_problems() + self._local_steps_problems() + self._security_problems()
+        found += privacy_problems(self)
         if not isinstance(self.sync_timeout_s, (int, float)) or not 0 < self.sync_timeout_s <= _LONGEST_WAIT_S:
             found.append(
                 f"sync_timeout_s must be a positive number of seconds, at most a day ({_LONGEST_WAIT_S}), "

@@ -25,6 +25,7 @@ from paddlenlp_nebula.farewell import FarewellHook
 from paddlenlp_nebula.hello import hello, part_random_state
 from paddlenlp_nebula.hybrid import refuse_unsupported
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME, Ledger
+from paddlenlp_nebula.privacy.choose import JOURNAL_NAME, accountant_for
 from paddlenlp_nebula.rounds.base import Rounds, Step
 from paddlenlp_nebula.rounds.choose import rounds_for
 from paddlenlp_nebula.run import Run
@@ -80,7 +81,7 @@ class NebulaCallback(TrainerCallback):
 
     def join(self) -> Run:
         """Meet the other clusters (done in ``on_train_begin`` unless it has been done before)."""
-        self.ledger = Ledger()
+        self.ledger = Ledger(privacy=accountant_for(self.nebula_args))
         run = Run(self.nebula_args, self.ledger)
         run.join()
         self._run = run
@@ -114,6 +115,10 @@ class NebulaCallback(TrainerCallback):
         if run.local.is_leader:
             for sentence in _idle(nebula):
                 run.degrade(sentence, once=True)
+            if (privacy := self.ledger.privacy) is not None:
+                journal = Path(args.output_dir) / JOURNAL_NAME
+                if uncounted := privacy.keep_journal(journal, resumed=state.global_step > 0):
+                    run.degrade(uncounted, once=True)
         self.ledger.facts = {
             "cluster": nebula.cluster,
             "clusters": list(nebula.cluster_names),
@@ -142,7 +147,7 @@ class NebulaCallback(TrainerCallback):
         self._last_batch = count(inputs)
         self._samples += self._last_batch[0]
         self._tokens += self._last_batch[1]
-        if self.ledger.steps == 0 and self._batch_hash == 0:
+        if self.ledger.steps == 0 and self._batch_hash == 0 and not self.nebula_args.hides_updates:
             self._batch_hash = hash_batch(inputs)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -261,6 +266,8 @@ class NebulaCallback(TrainerCallback):
         logs["nebula_mb_sent"] = round(self.ledger.bytes_sent / 1e6, 3)
         if utilisation is not None:
             logs["nebula_utilisation"] = round(utilisation, 4)
+        if self.ledger.privacy is not None:
+            logs |= self.ledger.privacy.scalars()
         self._write_report()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

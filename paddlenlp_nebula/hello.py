@@ -34,6 +34,7 @@ _EQUAL_SYNC: tuple[str, ...] = (
     "sync_parameters",
 )
 _EQUAL_SYNC += ("sync_lora_merge", "sync_weight", "sync_init")
+_EQUAL_SYNC += ("privacy_clip_norm", "privacy_noise_multiplier", "privacy_delta", "privacy_secure_aggregation")
 _EQUAL_LOCAL_STEPS: tuple[str, ...] = (
     "sync_every",
     "sync_outer",

@@ -28,6 +28,7 @@ LAYERS = [
     ["selection"],
     ["buckets"],
     ["backend"],
+    ["privacy"],
     ["strategy", "local", "ledger", "sharding", "batches"],
     ["arguments"],
     ["hybrid"],

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_nebula.privacy.accountant import Accountant
+
 __all__ = ["REPORT_NAME", "SCHEMA", "Ledger", "Round"]
 
 REPORT_NAME = "nebula_report.json"
@@ -59,6 +61,7 @@ class Ledger:
         losses: the training loss over the run, each [optimizer step, loss].
         degradations: a sentence for each thing that went less well than asked for.
         refused_connections: how many connections the door has turned away, by category.
+        privacy: counts what rounds with noise tell, if there is noise.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -83,6 +86,7 @@ class Ledger:
     degradations: list[str] = field(default_factory=list)
     refused_connections: dict[str, int] = field(default_factory=dict)
     per_round: deque[Round] = field(default_factory=lambda: deque(maxlen=_KEPT_ROUNDS))
+    privacy: Accountant | None = None
 
     _COUNTERS = (
         "rounds",
@@ -132,13 +136,20 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """The counters that a checkpoint keeps (JSON)."""
-        return {name: deepcopy(getattr(self, name)) for name in self._COUNTERS}
+        counters = {name: deepcopy(getattr(self, name)) for name in self._COUNTERS}
+        return counters if self.privacy is None else {**counters, "privacy": self.privacy.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint's counters."""
         for name in self._COUNTERS:
             if name in state:
                 setattr(self, name, deepcopy(state[name]))
+        if self.privacy is not None and "privacy" in state:
+            self.privacy.restore(state["privacy"])
+        elif self.privacy is not None and self.rounds:
+            self.degrade(
+                f"privacy_epsilon does not count the {self.rounds} rounds of the checkpoint, which had no noise"
+            )
 
     def report(self) -> dict[str, Any]:
         """The content of nebula_report.json."""
@@ -174,6 +185,7 @@ class Ledger:
             "metrics": self.metrics,
             "degradations": self.degradations,
             "refused_connections": self.refused_connections,
+            **({} if self.privacy is None else self.privacy.report()),
             "per_round": [asdict(entry) for entry in self.per_round],
         }
 

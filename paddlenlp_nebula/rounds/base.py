@@ -19,7 +19,9 @@ from paddlenlp_nebula.codec.cast import Cast
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout
 from paddlenlp_nebula.codec.feedback import ErrorFeedback
 from paddlenlp_nebula.codec.registry import codec_from_spec
+from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.hello import optimizer_digest
+from paddlenlp_nebula.privacy.choose import facts_for, gaussian_for
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import Selection, frozen_digest, running_statistics
 from paddlenlp_nebula.strategy.every_step import Average
@@ -76,10 +78,13 @@ class Rounds(ABC):
         self._optimizer = optimizer
         self._max_steps = max_steps
         self._arguments: NebulaArguments = run.arguments
-        self._backend, reason = choose_backend(run.arguments.sync_backend, selection.parameters, self.only_host)
+        facts = facts_for(run.arguments)
+        only_host = "privacy draws and adds its random numbers on the host" if facts else self.only_host
+        self._backend, reason = choose_backend(run.arguments.sync_backend, selection.parameters, only_host)
         if reason is not None:
             run.degrade(reason, once=True)
-        run.ledger.facts["backend"] = self._backend.name
+        run.ledger.facts |= {"backend": self._backend.name, **facts}
+        self._gaussian = gaussian_for(run.arguments, run.ledger.privacy)
         self._buckets = buckets_for(selection, codec_for(run.arguments), run.arguments.sync_fragments)
         self._leader: Any = None  # the strategy, on the leader
 
@@ -170,6 +175,11 @@ class Rounds(ABC):
         kept = self._run.local.lead(lambda: {"keeps": keeps(), "restored": outcome})
         if kept["restored"]:
             self.restored(kept["restored"])
+        if kept["keeps"] and state is None and self._arguments.hides_updates:
+            raise NebulaError(
+                f"the checkpoint of step {step} must hold {STATE_NAME}, got none: without it the first cluster would give its "
+                "parameters to all others as they are, with nothing of privacy_* to hide what it learned since the last round"
+            )
         if kept["keeps"] and state is None:
             run.degrade(
                 f"the checkpoint of step {step} holds no {STATE_NAME}: what was not sent before is lost, "

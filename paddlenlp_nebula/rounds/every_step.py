@@ -28,12 +28,18 @@ class EveryStepRounds(Rounds):
                 "paddle.optimizer.SGD, or another codec",
                 once=True,
             )
-        self._leader = EveryStep(Exchange(self._selection, codec, self._run.party, backend=self._backend))
+        exchange = Exchange(self._selection, codec, self._run.party, backend=self._backend, gaussian=self._gaussian)
+        self._leader = EveryStep(exchange)
 
     def before_step(self, step: Step) -> None:
         run = self._run
         if run.alone:
             return
+        if step.scaled and self._arguments.privacy_noise_multiplier > 0:
+            raise NebulaError(
+                "privacy_noise_multiplier needs gradients without a loss scale, since every cluster tells the others when its own "
+                "overflow, got fp16: use bf16"
+            )
         with run.exposed():
             complete_gradients(self._optimizer, run.local)
         with run.round(step.number) as entry:

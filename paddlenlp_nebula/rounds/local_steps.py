@@ -35,7 +35,9 @@ class LocalStepsRounds(Rounds):
     def lead(self) -> None:
         arguments = self._arguments
         codec = codec_for(arguments)
-        exchange = Exchange(self._selection, codec, self._run.party, self._fragments, self._source, self._backend)
+        exchange = Exchange(
+            self._selection, codec, self._run.party, self._fragments, self._source, self._backend, self._gaussian
+        )
         outer = OuterOptimizer(arguments.sync_outer, arguments.sync_outer_lr, arguments.sync_outer_momentum)
         self._leader = LocalSteps(
             exchange,

@@ -23,6 +23,7 @@ from paddlenlp_nebula.errors import ConfigurationError, NebulaError, PeerLost, P
 from paddlenlp_nebula.link.frames import Kind, checksum
 from paddlenlp_nebula.link.gather import all_gather
 from paddlenlp_nebula.link.membership import Party
+from paddlenlp_nebula.privacy.gaussian import GaussianMechanism
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.opening import FINAL, Opening
 from paddlenlp_nebula.tensors import Tensor
@@ -43,6 +44,7 @@ class Exchange:
         fragments: into how many parts the buckets are dealt out, see `buckets_for`.
         source: parameter number -> the tensor that holds its values: a float32 master weight, say; by default itself.
         backend: where vectors are kept and encoded.
+        gaussian: what becomes of a contribution to an average before it is encoded; on the host's backend only.
 
     Attributes:
         selection, party, backend: as given.
@@ -58,6 +60,7 @@ class Exchange:
         fragments: int = 1,
         source: Callable[[int], Tensor] | None = None,
         backend: Backend = HOST,
+        gaussian: GaussianMechanism | None = None,
     ) -> None:
         self.selection = selection
         self.party = party
@@ -66,6 +69,7 @@ class Exchange:
         self.buckets = buckets_for(selection, codec, fragments)
         self.digests: list[int] = []
         self.refresh_digests()
+        self._gaussian = gaussian
         self._codec = codec
         self._encoder = backend.encoder(codec)
         self._states = [backend.remember(codec.init(bucket.layout)) for bucket in self.buckets]
@@ -133,8 +137,7 @@ class Exchange:
             number: exchange number; with the same number it may be called again, see `Party.together`.
             share: member -> its weight; they sum to 1.
             parts: which buckets, in order, the same on all members.
-            produce: this member's vector for a bucket, all finite; called once per round and bucket
-                if the codec has state.
+            produce: this member's vector for a bucket, fresh and all finite.
             when_posted: see `all_gather`.
             final: encode with this codec, which has no state, everything that has not been sent so far.
 
@@ -146,6 +149,8 @@ class Exchange:
             NebulaError: a value does not fit into the codec's wire format.
         """
         starts, values, encoder = self._starts(parts), self.flat(parts), self._encoder_for(final)
+        if self._gaussian is not None:
+            produce = self._gaussian.protect([self.buckets[part] for part in parts], produce, share)
         for index, member, payload in self._payloads_of(number, parts, produce, when_posted, final):
             bucket = self.buckets[parts[index]]
             with _blaming(member, bucket):
