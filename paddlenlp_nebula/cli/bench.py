@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from paddlenlp_nebula.bench.codecs import PARAMETERS, SPECS, CodecPlan, measure_
 from paddlenlp_nebula.bench.facts import facts
 from paddlenlp_nebula.bench.link import free_ports, measure_link, messages_for
 from paddlenlp_nebula.bench.plan import NAMES, Plan
-from paddlenlp_nebula.security.throwaway import throw_away
+from paddlenlp_nebula.security.throwaway import throw_away, throwaway_folder
 
 __all__ = ["bench"]
 
@@ -51,10 +50,10 @@ def link(mib: float, repetitions: int, security: str, as_json: bool, json_file: 
     """
     click.echo(f"copying {mib:g} MiB {repetitions} times of each kind, which can take a minute...", err=True)
     door, plain = free_ports()
-    with TemporaryDirectory(prefix="nebula-") as folder:
+    with throwaway_folder() as folder:
         if security == "tls":
-            throw_away(NAMES, Path(folder))
-        certificates = folder if security == "tls" else ""
+            throw_away(NAMES, folder)
+        certificates = str(folder) if security == "tls" else ""
         found = measure_link(Plan(messages_for(mib), repetitions, door, plain, certificates=certificates))
     result = _complete("link", {"security": security, **found}, as_json, json_file)
     if not as_json:

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from paddlenlp_nebula.errors import ConfigurationError
-from paddlenlp_nebula.security.throwaway import throw_away, thrown_away
+from paddlenlp_nebula.security.throwaway import throw_away, throwaway_folder, thrown_away
 
 __all__ = ["Roster", "free_port", "local_roster", "paddle_command", "secured", "split_devices", "thread_variables"]
 
@@ -65,9 +64,9 @@ def secured(roster: Roster) -> Iterator[Roster]:
     if not all(name.isascii() for name in roster.names):  # which TLS needs, and says if it is asked for
         yield roster
         return
-    with TemporaryDirectory(prefix="nebula-") as folder:  # for its owner alone
-        throw_away(roster.names, Path(folder))
-        yield replace(roster, certificates=Path(folder))
+    with throwaway_folder() as folder:
+        throw_away(roster.names, folder)
+        yield replace(roster, certificates=folder)
 
 
 def local_roster(count: int | None, clusters: str | None) -> Roster:
