@@ -50,6 +50,7 @@ class Cluster:
         self.away_s: float | None = None  # how long the scheduler takes; set by who kills it
         self.step = 0
         self.moved_at = time.monotonic()
+        self.began_at: float | None = None  # its first step
 
     @property
     def done(self) -> bool:
@@ -62,6 +63,7 @@ class Cluster:
             step = json.loads((self.folder / "progress").read_text())["step"]
             if step != self.step:
                 self.step, self.moved_at = step, time.monotonic()
+                self.began_at = self.began_at or self.moved_at
 
     def couriers(self) -> list[psutil.Process]:
         """Its living couriers, in the order of their birth."""
@@ -90,6 +92,7 @@ class Fleet:
         self._zygote = zygote
         self._argv = list(argv)
         self._patience_s = patience_s
+        self._excused_until = 0.0
         self._mark = uuid.uuid4().hex
         self._roster = Roster(tuple(self.clusters), rendezvous, certificates=folder / "keys")
         (folder / "keys").mkdir(parents=True)
@@ -115,6 +118,12 @@ class Fleet:
         return max(cluster.step for cluster in self.clusters.values())
 
     @property
+    def training_s(self) -> float:
+        """From everybody's first step to the last one of all."""
+        clusters = self.clusters.values()
+        return max(c.moved_at for c in clusters) - max(c.began_at or c.moved_at for c in clusters)
+
+    @property
     def done(self) -> bool:
         """Everybody's training is complete."""
         return all(cluster.done for cluster in self.clusters.values())
@@ -134,15 +143,14 @@ class Fleet:
                 continue
             code = cluster.job.code()
             if code is None:
-                if now - cluster.moved_at > self._patience_s:
+                if now - max(cluster.moved_at, self._excused_until) > self._patience_s:
                     raise Hang(f"{cluster.name} has taken no step for {self._patience_s:g} s\n" + self.stacks())
             elif code != 0:
                 self._bury(cluster, code)
 
     def excuse(self) -> None:
         """What has held a cluster up so far does not count as its hanging."""
-        for cluster in self.clusters.values():
-            cluster.moved_at = time.monotonic()
+        self._excused_until = time.monotonic()
 
     def kill(self, name: str, away_s: float) -> None:
         """SIGKILL a trainer; the scheduler starts it again after ``away_s``."""

@@ -184,6 +184,7 @@ def _figures(
         for number, entry in entries.items():
             rounds[number] = max(rounds.get(number, 0), entry["members"])
     return {
+        "training_s": round(fleet.training_s, 1),
         "faults_injected": len(done),
         "faults_skipped": len(skipped),
         "unreported_losses": len(missed),
@@ -202,7 +203,7 @@ def _figures(
         "digests": digests,
         "digests_equal": len(reports) == len(setting.clusters)
         and all(digests[name] == digests[other] for name, report in reports.items() for other in report["members"]),
-        "losses": {name: final["loss"] for name, final in finals.items()},
+        "loss": statistics.fmean(final["loss"] for final in finals.values()) if finals else None,
         "degradations": {name: report["degradations"] for name, report in reports.items()},
         "events": {name: report.get("events", []) for name, report in reports.items()},
     }

@@ -23,7 +23,7 @@ from paddlenlp_nebula.launch.roster import Roster
 from paddlenlp_nebula.security.throwaway import throw_away
 from tests.support.wan import Site, WideArea
 
-__all__ = ["MARK", "Job", "Stage", "Zygote", "marked", "nothing_left", "until"]
+__all__ = ["MARK", "ROOT", "Job", "Stage", "Zygote", "marked", "nothing_left", "until"]
 
 ROOT = Path(__file__).parents[2]
 MARK = "NEBULA_TEST_CASE"  # in the environment of whatever a job starts
