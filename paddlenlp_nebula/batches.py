@@ -7,20 +7,38 @@ from typing import Any
 
 import xxhash
 
+from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.tensors import numel
 
 __all__ = ["count", "hash_batch"]
 
 
-def count(inputs: Any) -> tuple[int, int]:
-    """Samples and tokens (by the attention mask where there is one) in a batch."""
+def count(inputs: Any, *, weighs_tokens: bool = False) -> tuple[int, int]:
+    """How much there is in a batch.
+
+    Args:
+        inputs: as the Trainer gives it to the model: tensors by name, a list of them, or one.
+        weighs_tokens: whether clusters are weighted by their tokens.
+
+    Returns:
+        Samples, the length of the first tensor, and tokens: what a two-dimensional ``attention_mask`` leaves of them, or
+        else the elements of ``input_ids``; 0 if the batch has neither.
+
+    Raises:
+        NebulaError: it has neither, and tokens are what weighs.
+    """
     inputs = _named(inputs)
     tensors = [value for value in inputs.values() if hasattr(value, "shape") and len(value.shape) > 0]
     samples = int(tensors[0].shape[0]) if tensors else 0
     mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
     if mask is not None and len(mask.shape) == 2:
         return samples, int(mask.astype("int64").sum())
-    return samples, numel(ids) if ids is not None else samples
+    if ids is None and weighs_tokens:
+        raise NebulaError(
+            "sync_weight='tokens' needs batches with input_ids or a two-dimensional attention_mask, got one with "
+            f"{', '.join(map(str, inputs)) or 'nothing'}: set sync_weight='samples'"
+        )
+    return samples, numel(ids) if ids is not None else 0
 
 
 def hash_batch(inputs: Any) -> int:

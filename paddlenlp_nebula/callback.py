@@ -144,7 +144,7 @@ class NebulaCallback(TrainerCallback):
 
     def on_load_data_end(self, args: Any, state: Any, control: Any, inputs: Any = None, **kwargs: Any) -> None:
         """Count what the next gradients are made of."""
-        self._last_batch = count(inputs)
+        self._last_batch = count(inputs, weighs_tokens=self.nebula_args.sync_weight == "tokens")
         self._samples += self._last_batch[0]
         self._tokens += self._last_batch[1]
         if self.ledger.steps == 0 and self._batch_hash == 0 and not self.nebula_args.hides_updates:

@@ -203,12 +203,18 @@ def test_a_batch_without_names_counts_too(members):
     west, _ = members
     west.event("on_load_data_end", inputs=[paddle.ones([5, 3]), paddle.zeros([5])])
     first = west.callback._batch_hash
-    assert west.callback._last_batch == (5, 5)
+    assert west.callback._last_batch == (5, 0)
     west.callback._batch_hash = 0
     west.event("on_load_data_end", inputs=(paddle.zeros([5, 3]), paddle.zeros([5])))
     assert first != west.callback._batch_hash != 0
     west.event("on_load_data_end", inputs=paddle.zeros([7, 3]))
-    assert west.callback._last_batch == (7, 7)
+    assert west.callback._last_batch == (7, 0)
+
+
+def test_tokens_that_weigh_must_be_there(tmp_path):
+    west = Member("west", str(tmp_path), sync_weight="tokens")
+    with pytest.raises(NebulaError, match=r"sync_weight='tokens' needs batches with input_ids .* got one with x: set"):
+        west.event("on_load_data_end", inputs={"x": paddle.zeros([2, 3])})
 
 
 def test_numbers_of_any_library_are_agreed_on(members):

@@ -52,7 +52,7 @@ class Ledger:
 
     Attributes:
         facts: what does not change during the run (cluster, codec, ...), copied into the report.
-        steps, samples, tokens: done so far, local processes together.
+        steps, samples, tokens: done so far, local processes together; no tokens where batches have none.
         bytes_sent, bytes_received: all kinds of messages.
         bytes_by_kind: kind -> [sent, received].
         seconds_compute: training steps less what the exchange took of them.
