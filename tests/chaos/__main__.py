@@ -25,7 +25,7 @@ from tests.support.wan import available
 
 SETTINGS = (
     Setting("local_steps", "local_steps", steps=1500),
-    Setting("every_step", "every_step", steps=600),
+    Setting("every_step", "every_step", steps=600, step_s=0.2),
 )
 _NAMES = [*(setting.name for setting in SETTINGS), "goodput"]
 

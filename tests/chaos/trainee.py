@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--strategy", required=True)
-    parser.add_argument("--every", default="5")
+    parser.add_argument("--every", default="30")
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--pace", type=float, required=True)
