@@ -152,14 +152,14 @@ class _Game:
         self._witness.look()
 
     def _do(self, fault: Fault) -> None:
-        began = time.monotonic()
+        began, together = time.monotonic(), self._witness.together(fault)
         undo = self._injector.begin(fault)
         self._say(f"step {self.fleet.step}: {fault.what} {'-'.join(fault.target)}, {fault.duration_s:g} s"
                   + (" (cannot be done now)" if undo is None else ""))  # fmt: skip
         if undo is None:
             self.skipped.append(fault)
             return
-        done = Done(fault, began, began + fault.duration_s)
+        done = Done(fault, began, began + fault.duration_s, together)
         self.done.append(done)
         self._going.append((done, undo))
 

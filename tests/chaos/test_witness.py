@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def test_what_breaks_between_two_may_be_either_ones() -> None:
 
 
 def test_who_must_not_notice() -> None:
+    assert unreported([replace(done("stop trainer", "east", lasts=9), together=False)], [], T) == []
     assert unreported([done("cut cluster briefly", "east", noticed=False)], [], T) == []
 
 
@@ -53,7 +55,7 @@ def test_what_was_said_before_a_kill_counts(tmp_path: Path) -> None:
 
     def write(degradations: list[str], *rounds: int) -> None:
         entries = [{"round": number, "members": 3} for number in rounds]
-        report = {"degradations": degradations, "per_round": entries}
+        report = {"degradations": degradations, "per_round": entries, "members": ["west", "mid"]}
         (tmp_path / "out" / "nebula_report.json").write_text(json.dumps(report))
         witness.look()
 
@@ -64,6 +66,16 @@ def test_what_was_said_before_a_kill_counts(tmp_path: Path) -> None:
     write([LOST], 1, 2)
     assert [word.sentence for word in witness.said] == [LOST, LOST]
     assert sorted(witness.rounds["west"]) == [1, 2, 3]
+    assert witness.members == {"west": ["west", "mid"]}
+
+
+def test_who_is_together() -> None:
+    witness = Witness({name: Path("/nowhere") for name in ("west", "mid", "east")})
+    witness.members |= {"west": ["west", "mid"], "mid": ["west", "mid"], "east": ["east"]}
+    assert witness.together(done("kill trainer", "mid").fault)
+    assert not witness.together(done("kill trainer", "east").fault)
+    assert witness.together(done("cut pair", "mid", "west").fault)
+    assert not witness.together(done("cut pair", "east", "west").fault)
 
 
 def test_problems() -> None:

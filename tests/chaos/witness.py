@@ -36,11 +36,18 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A fault that was injected, from when to when (seconds, monotonic)."""
+    """A fault that was injected.
+
+    Attributes:
+        fault: which.
+        began, ended: from when to when, seconds, monotonic.
+        together: those that it hit were not alone at that moment: otherwise nobody could notice.
+    """
 
     fault: Fault
     began: float
     ended: float
+    together: bool = True
 
 
 class Witness:
@@ -49,11 +56,13 @@ class Witness:
     Attributes:
         said: everything that was new in a report's ``degradations``.
         rounds: cluster -> round number -> its entry in ``per_round``.
+        members: cluster -> who was with it when it last wrote its report.
     """
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
         self.said: list[Said] = []
         self.rounds: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in folders}
+        self.members: dict[str, list[str]] = {name: [] for name in folders}
         self._folders = dict(folders)
         self._known: dict[str, Counter[str]] = {name: Counter() for name in folders}
         self._read: dict[str, int] = {}
@@ -67,11 +76,17 @@ class Witness:
                     self._read[name] = changed
                     self._take(name, json.loads(path.read_text()))
 
+    def together(self, fault: Fault) -> bool:
+        """Whether those that a fault is about to hit are with others (a pair: with each other)."""
+        others = fault.target[1:] or [name for name in self.members if name not in fault.target]
+        return any(fault.target[0] in self.members[other] for other in others)
+
     def _take(self, name: str, report: Mapping[str, Any]) -> None:
         sentences = Counter(report["degradations"])
         for sentence in (sentences - self._known[name]).elements():
             self.said.append(Said(time.monotonic(), name, sentence))
         self._known[name] = sentences  # after a restart it may be fewer
+        self.members[name] = report["members"]
         for entry in report["per_round"]:
             self.rounds[name].setdefault(entry["round"], entry)
 
@@ -94,7 +109,7 @@ def unreported(done: Iterable[Done], said: Sequence[Said], deadline_s: float) ->
         patience_s = 2 * deadline_s + 10
         return any(one.began <= word.at <= one.ended + patience_s and names(one.fault, word) for word in said)
 
-    return [one for one in done if one.fault.noticed and not heard(one)]
+    return [one for one in done if one.fault.noticed and one.together and not heard(one)]
 
 
 def needless(done: Sequence[Done], said: Sequence[Said], deadline_s: float) -> list[Said]:
