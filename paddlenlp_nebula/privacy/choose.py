@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.privacy.accountant import Accountant
 from paddlenlp_nebula.privacy.arguments import PrivacySettings
+from paddlenlp_nebula.privacy.fixed_point import fixed_point_for
 from paddlenlp_nebula.privacy.gaussian import GaussianMechanism
+from paddlenlp_nebula.privacy.protection import Protection
+from paddlenlp_nebula.privacy.secure import SecureAggregation
 
-__all__ = ["JOURNAL_NAME", "accountant_for", "facts_for", "gaussian_for"]
+__all__ = ["JOURNAL_NAME", "accountant_for", "facts_for", "protection_for"]
 
 JOURNAL_NAME = "nebula_privacy.json"
 
@@ -25,9 +30,19 @@ def accountant_for(settings: PrivacySettings) -> Accountant | None:
     )
 
 
-def gaussian_for(settings: PrivacySettings, accountant: Accountant | None) -> GaussianMechanism | None:
-    """Clips, and adds noise if there is an accountant; None if neither is asked for."""
-    return None if settings.privacy_clip_norm is None else GaussianMechanism(settings.privacy_clip_norm, accountant)
+def protection_for(settings: PrivacySettings, accountant: Accountant | None, names: Sequence[str]) -> Protection:
+    """What is asked for.
+
+    Args:
+        settings: the user's.
+        accountant: that of `accountant_for`.
+        names: of the parameters that travel.
+    """
+    bound, secure = settings.privacy_clip_norm, None
+    if settings.privacy_secure_aggregation:
+        noise = accountant.own_multiplier * bound if accountant is not None and bound is not None else 0.0
+        secure = SecureAggregation(fixed_point_for(bound, noise), names)
+    return Protection(None if bound is None else GaussianMechanism(bound, accountant), secure)
 
 
 def facts_for(settings: PrivacySettings) -> dict[str, float | bool]:

@@ -18,7 +18,10 @@ from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.privacy.accountant import Accountant
 from paddlenlp_nebula.privacy.keystream import KEY_BYTES, keystream
 
-__all__ = ["GaussianMechanism", "clip_factor", "normal"]
+__all__ = ["LARGEST_NORMAL", "GaussianMechanism", "clip_factor", "normal"]
+
+LARGEST_NORMAL = 8.6
+"""Above all that `normal` can give: sqrt(2 ln 2^53)."""
 
 Produce = Callable[[Bucket], Float32Vector]
 

@@ -21,7 +21,7 @@ from paddlenlp_nebula.codec.feedback import ErrorFeedback
 from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.hello import optimizer_digest
-from paddlenlp_nebula.privacy.choose import facts_for, gaussian_for
+from paddlenlp_nebula.privacy.choose import facts_for, protection_for
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import Selection, frozen_digest, running_statistics
 from paddlenlp_nebula.strategy.every_step import Average
@@ -84,7 +84,7 @@ class Rounds(ABC):
         if reason is not None:
             run.degrade(reason, once=True)
         run.ledger.facts |= {"backend": self._backend.name, **facts}
-        self._gaussian = gaussian_for(run.arguments, run.ledger.privacy)
+        self._protection = protection_for(run.arguments, run.ledger.privacy, selection.names)
         self._buckets = buckets_for(selection, codec_for(run.arguments), run.arguments.sync_fragments)
         self._leader: Any = None  # the strategy, on the leader
 

@@ -28,7 +28,7 @@ class EveryStepRounds(Rounds):
                 "paddle.optimizer.SGD, or another codec",
                 once=True,
             )
-        exchange = Exchange(self._selection, codec, self._run.party, backend=self._backend, gaussian=self._gaussian)
+        exchange = Exchange(self._selection, codec, self._run.party, backend=self._backend, protection=self._protection)
         self._leader = EveryStep(exchange)
 
     def before_step(self, step: Step) -> None:

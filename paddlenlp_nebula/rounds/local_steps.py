@@ -36,7 +36,13 @@ class LocalStepsRounds(Rounds):
         arguments = self._arguments
         codec = codec_for(arguments)
         exchange = Exchange(
-            self._selection, codec, self._run.party, self._fragments, self._source, self._backend, self._gaussian
+            self._selection,
+            codec,
+            self._run.party,
+            self._fragments,
+            self._source,
+            self._backend,
+            self._protection,
         )
         outer = OuterOptimizer(arguments.sync_outer, arguments.sync_outer_lr, arguments.sync_outer_momentum)
         self._leader = LocalSteps(

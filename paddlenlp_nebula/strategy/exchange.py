@@ -23,7 +23,7 @@ from paddlenlp_nebula.errors import ConfigurationError, NebulaError, PeerLost, P
 from paddlenlp_nebula.link.frames import Kind, checksum
 from paddlenlp_nebula.link.gather import all_gather
 from paddlenlp_nebula.link.membership import Party
-from paddlenlp_nebula.privacy.gaussian import GaussianMechanism
+from paddlenlp_nebula.privacy.protection import UNPROTECTED, Protection
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.opening import FINAL, Opening
 from paddlenlp_nebula.tensors import Tensor
@@ -44,7 +44,7 @@ class Exchange:
         fragments: into how many parts the buckets are dealt out, see `buckets_for`.
         source: parameter number -> the tensor that holds its values: a float32 master weight, say; by default itself.
         backend: where vectors are kept and encoded.
-        gaussian: what becomes of a contribution to an average before it is encoded; on the host's backend only.
+        protection: what hides this member's contribution to an average; on the host's backend only.
 
     Attributes:
         selection, party, backend: as given.
@@ -60,7 +60,7 @@ class Exchange:
         fragments: int = 1,
         source: Callable[[int], Tensor] | None = None,
         backend: Backend = HOST,
-        gaussian: GaussianMechanism | None = None,
+        protection: Protection = UNPROTECTED,
     ) -> None:
         self.selection = selection
         self.party = party
@@ -69,7 +69,7 @@ class Exchange:
         self.buckets = buckets_for(selection, codec, fragments)
         self.digests: list[int] = []
         self.refresh_digests()
-        self._gaussian = gaussian
+        self._protection = protection
         self._codec = codec
         self._encoder = backend.encoder(codec)
         self._states = [backend.remember(codec.init(bucket.layout)) for bucket in self.buckets]
@@ -149,8 +149,11 @@ class Exchange:
             NebulaError: a value does not fit into the codec's wire format.
         """
         starts, values, encoder = self._starts(parts), self.flat(parts), self._encoder_for(final)
-        if self._gaussian is not None:
-            produce = self._gaussian.protect([self.buckets[part] for part in parts], produce, share)
+        buckets = [self.buckets[part] for part in parts]
+        produce = self._protection.bound(buckets, produce, share)
+        if (secure := self._protection.secure) is not None and parts:
+            secure.average(self.party.link, number, share, buckets, produce, when_posted, self.backend.to_host(values))
+            return values
         for index, member, payload in self._payloads_of(number, parts, produce, when_posted, final):
             bucket = self.buckets[parts[index]]
             with _blaming(member, bucket):

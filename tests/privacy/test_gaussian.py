@@ -14,6 +14,7 @@ from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.privacy.accountant import Accountant
 from paddlenlp_nebula.privacy.gaussian import GaussianMechanism, clip_factor, normal
+from paddlenlp_nebula.privacy.protection import Protection
 from paddlenlp_nebula.strategy.every_step import Contribution, EveryStep, apply_average
 from paddlenlp_nebula.strategy.exchange import Exchange
 from paddlenlp_nebula.strategy.local_steps import LocalSteps, LocalWork
@@ -135,7 +136,9 @@ class Private(Member):
 
     def prepare(self, codec: str) -> None:
         super().prepare(codec)
-        self.exchange = Exchange(self.selection, codec_from_spec(codec), self.party, gaussian=self.gaussian)
+        self.exchange = Exchange(
+            self.selection, codec_from_spec(codec), self.party, protection=Protection(self.gaussian)
+        )
 
 
 def averaged(
@@ -192,7 +195,7 @@ def test_local_steps_bound_what_a_round_sends(fragments: int) -> None:
 
     def act(member: Private, i: int) -> Any:
         exchange = Exchange(
-            member.selection, codec_from_spec("fp32"), member.party, fragments, gaussian=member.gaussian
+            member.selection, codec_from_spec("fp32"), member.party, fragments, protection=Protection(member.gaussian)
         )
         strategy = LocalSteps(exchange, OuterOptimizer(), fragments, same_step=True)
         changes = []
