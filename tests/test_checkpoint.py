@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from paddlenlp_nebula.checkpoint import STATE_NAME, find_state, load_state, save_state
 from paddlenlp_nebula.errors import NebulaError
@@ -50,3 +51,24 @@ def test_a_cut_file_is_named(tmp_path: Path, left: int) -> None:
     path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(NebulaError, match=rf"{STATE_NAME} must hold what this cluster had not sent yet"):
         load_state(path)
+
+
+def test_a_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    save_state(tmp_path, {**ARRAYS, "empty": np.zeros(0), "scalar": np.array(0.5)})
+    path = tmp_path / STATE_NAME
+    good = path.read_bytes()
+    assert load_state(path)["scalar"] == 0.5
+    header = 8 + int.from_bytes(good[:8], "little")
+    generator = np.random.default_rng(0)
+    for at in [*range(header), *generator.integers(header, len(good), 200)]:
+        if good[at : at + 1] == b" ":  # what pads the header may be any white space
+            continue
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << int(generator.integers(8))]) + good[at + 1 :])
+        with pytest.raises(NebulaError, match="must hold what this cluster had not sent yet, got a file that cannot"):
+            load_state(path)
+
+
+def test_a_state_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    save_file({"turns": np.array([3])}, tmp_path / STATE_NAME)
+    with pytest.raises(NebulaError, match=r"has the checksum [0-9a-f]{32} instead of None"):
+        load_state(tmp_path / STATE_NAME)
