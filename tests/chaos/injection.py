@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tests.support.wan import WideArea
 __all__ = ["Injector"]
 
 _SLOW_MBIT, _LOSS = 4.0, 0.02
-_FULL_BYTES = 100_000  # of a chunk that holds a round's payload
+_SAMPLE_BYTES = 200  # of each chunk: its first frame's header, and some of its payload
 
 
 @dataclass
@@ -89,18 +90,42 @@ def _stop(process: psutil.Process) -> Callable[[], None]:
 
 
 def _damage_memory(cluster: Cluster, chance: random.Random) -> bool:
-    """Change a byte of what a trainer shares with one of its couriers; False if it shares nothing."""
+    """Change a byte that waits in memory for a courier to send it; False if none came to wait there.
+
+    The couriers are held up meanwhile: what the trainer hands over in that time is what is new in their memory.
+    """
     assert cluster.job is not None
     folder = Path(f"/proc/{cluster.job.pid}/fd")
-    shared = [path for path in sorted(folder.iterdir(), key=lambda p: int(p.name)) if _is_shared(path)]
-    if not shared:
+    couriers = cluster.couriers()
+    memories = [os.open(path, os.O_RDWR) for path in folder.iterdir() if _is_shared(path)]
+    before = [_outgoing(memory) for memory in memories]
+    for courier in couriers:
+        courier.suspend()
+    try:
+        for _ in range(40):
+            time.sleep(0.05)
+            for memory, old in zip(memories, before, strict=True):
+                fresh = [at for at, byte in _outgoing(memory).items() if byte != old[at]]
+                if fresh:
+                    at = chance.choice(fresh)
+                    os.pwrite(memory, bytes([os.pread(memory, 1, at)[0] ^ chance.randrange(1, 256)]), at)
+                    return True
         return False
-    memory = os.open(chance.choice(shared), os.O_RDWR)
-    at = chance.randrange(2 * CHUNKS) * CHUNK_BYTES + chance.randrange(_FULL_BYTES)
-    byte = os.pread(memory, 1, at)[0] ^ chance.randrange(1, 256)
-    os.pwrite(memory, bytes([byte]), at)
-    os.close(memory)
-    return True
+    finally:
+        for courier in couriers:
+            with suppress(psutil.NoSuchProcess):
+                courier.resume()
+        for memory in memories:
+            os.close(memory)
+
+
+def _outgoing(memory: int) -> dict[int, int]:
+    """Place -> byte: samples of the outgoing half of what a trainer shares with a courier."""
+    return {
+        slot * CHUNK_BYTES + at: byte
+        for slot in range(CHUNKS)
+        for at, byte in enumerate(os.pread(memory, _SAMPLE_BYTES, slot * CHUNK_BYTES))
+    }
 
 
 def _is_shared(path: Path) -> bool:

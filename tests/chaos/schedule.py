@@ -60,10 +60,10 @@ _KINDS = {
     "slow link": _Kind(_WHILE),
     "lossy link": _Kind(_WHILE),
     "damage below TCP": _Kind((0.0, 0.0)),
-    # A byte of the payload, of MPI's own headers, of the door's words: which of them, chance decides; and what is
-    # in memory may have been read already. What must not happen is that somebody trains with it: digests tell.
+    # A byte of a payload, of MPI's own headers, of what TCP has sent twice: which of them, chance decides. What must
+    # not happen is that somebody trains with it: digests tell.
     "damage above TCP": _Kind((0.0, 0.0)),
-    "damage in memory": _Kind((0.0, 0.0)),
+    "damage in memory": _Kind((0.0, 0.0), noticed=True),
 }
 ANYTHING = tuple(_KINDS)
 """All kinds of faults."""

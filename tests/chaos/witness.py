@@ -102,7 +102,7 @@ def unreported(done: Iterable[Done], said: Sequence[Said], deadline_s: float) ->
 
     def names(fault: Fault, word: Said) -> bool:
         # What breaks between two clusters either may report, and the rest may decide which of the two to keep.
-        between = "courier" in fault.what or len(fault.target) == 2
+        between = "courier" in fault.what or "damage" in fault.what or len(fault.target) == 2
         return word.lost in fault.target or (between and word.cluster in fault.target and word.lost is not None)
 
     def heard(one: Done) -> bool:
@@ -114,7 +114,7 @@ def unreported(done: Iterable[Done], said: Sequence[Said], deadline_s: float) ->
 
 def needless(done: Sequence[Done], said: Sequence[Said], deadline_s: float) -> list[Said]:
     """The losses that were reported although nothing that must be noticed was going on."""
-    harmful = [one for one in done if one.fault.noticed or one.fault.what in ("damage above TCP", "damage in memory")]
+    harmful = [one for one in done if one.fault.noticed or one.fault.what == "damage above TCP"]
     patience_s = 2 * deadline_s + 10
     return [
         word
