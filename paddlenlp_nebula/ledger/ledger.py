@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
+import time
 from collections import deque
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_nebula.ledger.strict_json import json_text
 from paddlenlp_nebula.privacy.accountant import Accountant
 
 __all__ = ["REPORT_NAME", "SCHEMA", "Ledger", "Round"]
@@ -19,6 +20,7 @@ SCHEMA = 1
 # Both are rewritten with every report, so they must not grow without end.
 _KEPT_ROUNDS = 1000
 _KEPT_LOSSES = 500
+_KEPT_EVENTS = 500
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class Ledger:
         link_mbit_s: the best rate measured on the way out to the slowest peer; None where it is not (``world``).
         losses: the training loss over the run, each [optimizer step, loss].
         degradations: a sentence for each thing that went less well than asked for.
+        events: the last losses and returns of clusters: time (seconds since 1970), what, cluster, exchange, reason.
         refused_connections: how many connections the door has turned away, by category.
         privacy: counts what rounds with noise tell, if there is noise.
     """
@@ -84,6 +87,7 @@ class Ledger:
     metrics: dict[str, float] = field(default_factory=dict)
     parameter_digest: str | None = None
     degradations: list[str] = field(default_factory=list)
+    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
     refused_connections: dict[str, int] = field(default_factory=dict)
     per_round: deque[Round] = field(default_factory=lambda: deque(maxlen=_KEPT_ROUNDS))
     privacy: Accountant | None = None
@@ -133,6 +137,12 @@ class Ledger:
     def degrade(self, sentence: str) -> None:
         """Note that something went less well than asked for."""
         self.degradations.append(sentence)
+
+    def event(self, what: str, cluster: str, exchange: int, reason: str) -> None:
+        """Note that a cluster was ``lost``, has ``ended`` or has ``returned``."""
+        self.events.append(
+            {"time": time.time(), "what": what, "cluster": cluster, "exchange": exchange, "reason": reason[:500]}
+        )
 
     def state(self) -> dict[str, Any]:
         """The counters that a checkpoint keeps (JSON)."""
@@ -184,17 +194,18 @@ class Ledger:
             "eval_loss": self.eval_loss,
             "metrics": self.metrics,
             "degradations": self.degradations,
+            "events": list(self.events),
             "refused_connections": self.refused_connections,
             **({} if self.privacy is None else self.privacy.report()),
             "per_round": [asdict(entry) for entry in self.per_round],
         }
 
     def write(self, path: Path) -> None:
-        """Write the report, atomically, so that it can be read while training goes on."""
+        """Write the report as strict JSON (`json_text`), atomically, so that it can be read while training goes on."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            partial.write_text(json.dumps(self.report(), indent=1) + "\n")
+            partial.write_text(json_text(self.report()))
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

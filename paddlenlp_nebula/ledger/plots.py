@@ -32,7 +32,7 @@ def loss_figure(reports: Mapping[str, Mapping[str, Any]]) -> Figure:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     for (name, report), colour, dashes in zip(reports.items(), cycle(_COLOURS), cycle(_DASHES), strict=False):
-        if points := report.get("losses"):
+        if points := [point for point in report.get("losses") or () if point[1] is not None]:
             steps, losses = zip(*points, strict=True)
             axes.plot(steps, losses, dashes, color=colour, marker="o", markersize=3, label=f"{name}  {losses[-1]:.3f}")
     if axes.lines:

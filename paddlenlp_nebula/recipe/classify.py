@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_nebula.data.sections import Example, read_examples
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
+from paddlenlp_nebula.ledger.strict_json import json_text
 from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.encoder import Encoder, load_encoder
 from paddlenlp_nebula.recipe.trainers import make_trainer
@@ -141,7 +141,7 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
         "parameters_trained": sum(size for size, frozen in sizes if not frozen),
         "labels": labels,
     }
-    (output_dir / "recipe_result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (output_dir / "recipe_result.json").write_text(json_text(result), encoding="utf-8")
 
 
 def find_data(data_dir: str) -> Path:

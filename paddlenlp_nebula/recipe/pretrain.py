@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
+from paddlenlp_nebula.ledger.strict_json import json_text
 from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.trainers import make_trainer
 
@@ -150,7 +150,7 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
         "eval_blocks": len(evaluation),
         "saved": str(saved),
     }
-    (output_dir / "recipe_result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (output_dir / "recipe_result.json").write_text(json_text(result), encoding="utf-8")
 
 
 def _make_model(pretrain: PretrainArguments) -> Any:

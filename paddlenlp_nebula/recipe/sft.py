@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddlenlp_nebula.ledger.strict_json import json_text
 from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.sft_data import make_dataset
 from paddlenlp_nebula.recipe.sft_model import add_adapters, load_model, load_tokenizer
@@ -66,7 +66,7 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
         result["rows"] += [["next-token accuracy", f"{metrics['eval_accuracy']:.3f}"]]
     if trainer.is_world_process_zero():
         result_file = Path(training.output_dir) / "recipe_result.json"
-        result_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        result_file.write_text(json_text(result), encoding="utf-8")
 
 
 def _make_trainer(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from paddlenlp.trainer import TrainerCallback
 
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME
+from paddlenlp_nebula.ledger.strict_json import json_text
 
 __all__ = ["SoloReport"]
 
@@ -50,5 +50,5 @@ class SoloReport(TrainerCallback):
         path = Path(args.output_dir) / REPORT_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(json.dumps(self._report, indent=1) + "\n", encoding="utf-8")
+        partial.write_text(json_text(self._report), encoding="utf-8")
         partial.replace(path)
