@@ -151,7 +151,9 @@ class Link(Streams):
         peer = loss.peer
         self._departures.ended(peer, loss.reason, deliberate=loss.deliberate)
         if not loss.deliberate:
-            self._say_goodbye(f"it goes on without this cluster: {loss.reason}", deliberate=False, to=[peer])
+            ours = "it goes on without this cluster"  # which may be what the peer has told us
+            reason = loss.reason if loss.reason.startswith(ours) else f"{ours}: {loss.reason}"
+            self._say_goodbye(reason, deliberate=False, to=[peer])
         self.members = tuple(name for name in self.members if name != peer)
         if (stream := self._streams.pop(peer, None)) is not None:
             stream.channel.close()

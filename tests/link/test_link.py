@@ -284,6 +284,15 @@ def test_who_is_dropped_hears_why() -> None:
         all_gather_notes(birch, {})
 
 
+@pytest.mark.parametrize("reason", ["it goes on without this cluster", "it goes on without this cluster: a stall"])
+def test_two_that_drop_each_other_say_so_once(reason: str) -> None:
+    amber, birch = meet("amber", "birch").values()
+    amber.drop(PeerLost("birch", reason))
+    with pytest.raises(PeerLost) as caught:
+        all_gather_notes(birch, {})
+    assert caught.value.reason == reason
+
+
 def test_posts_to_a_lost_peer_go_nowhere() -> None:
     amber, birch = meet("amber", "birch").values()
     birch.close()
