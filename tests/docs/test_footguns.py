@@ -1,0 +1,46 @@
+"""What docs/footguns.md says of PaddleNLP is true of the version that is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import paddle
+import pytest
+from paddlenlp.trainer import Trainer, TrainingArguments
+
+
+class Numbers(paddle.io.Dataset):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, paddle.Tensor]:
+        return {"x": paddle.ones([3]), "labels": paddle.ones([1])}
+
+
+class Model(paddle.nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = paddle.nn.Linear(3, 1)
+
+    def forward(self, x: paddle.Tensor, labels: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        y = self.linear(x)
+        return ((y - labels) ** 2).mean(), y
+
+
+@pytest.mark.parametrize(("settings", "left"), [({}, [1, 2, 3]), ({"local_rank": 0}, [3])])
+def test_old_checkpoints_are_removed_only_with_a_local_rank(
+    tmp_path: Path, settings: dict[str, Any], left: list[int]
+) -> None:
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        device="cpu",
+        max_steps=3,
+        save_steps=1,
+        save_total_limit=1,
+        report_to=[],
+        disable_tqdm=True,
+        **settings,
+    )
+    Trainer(model=Model(), args=args, train_dataset=Numbers()).train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{step}" for step in left]
