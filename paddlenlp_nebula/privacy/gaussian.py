@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.codec.codec import Float32Vector
@@ -62,7 +61,7 @@ class GaussianMechanism:
                 update *= factor
             if noise:
                 # Never twice from one key, so a round that is repeated, or done again after a resume, has fresh noise.
-                update += (noise * normal(os.urandom(KEY_BYTES), len(update))).astype(np.float32)
+                update += np.float32(noise) * normal(os.urandom(KEY_BYTES), len(update))
             return update
 
         return protected
@@ -76,14 +75,13 @@ def clip_factor(norm: float, bound: float) -> np.float32:
     return np.float32(1 if norm <= bound else bound / norm * (1 - 2**-22))
 
 
-def normal(key: bytes, count: int) -> npt.NDArray[np.float64]:
+def normal(key: bytes, count: int) -> Float32Vector:
     """``count`` standard normal numbers from the keystream of a key, by the method of Box and Muller (1958)."""
     pairs = -(-count // 2)
     bits = keystream(key, 16 * pairs).view(np.uint64).reshape(2, pairs) >> np.uint64(11)
-    radius = np.sqrt(-2 * np.log((bits[0] + np.uint64(1)) * 2.0**-53))
-    angle = bits[1] * (2 * np.pi * 2.0**-53)
-    numbers: npt.NDArray[np.float64] = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    return numbers[:count]
+    radius = np.sqrt(-2 * np.log((bits[0] + np.uint64(1)) * 2.0**-53)).astype(np.float32)
+    angle = (bits[1] * (2 * np.pi * 2.0**-53)).astype(np.float32)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
 def _square(update: Float32Vector) -> float:
