@@ -17,6 +17,8 @@ _ROWS = {
     "hangs": "hangs",
     "losses that nobody reported": "unreported_losses",
     "losses without a reason": "needless_losses",
+    "returns": "returns",
+    "samples that were trained on alone and dropped": "samples_dropped",
     "rounds": "rounds",
     "of them without somebody": "rounds_lost",
     "bytes sent": "bytes_sent",

@@ -12,7 +12,7 @@ from tests.faults.jobs import Zygote
 
 __all__ = ["SETTING", "measure"]
 
-SETTING = Setting("goodput", "local_steps", every="10", clusters=("west", "east"), steps=3000)
+SETTING = Setting("goodput", "local_steps", every="10", clusters=("west", "east"), doors=1, steps=3000)
 _AWAY = 0.1
 _EPISODES = 2
 
@@ -42,6 +42,7 @@ def measure(
         "away_s": away_s * _EPISODES,
         "away_share": away_s * _EPISODES / away["training_s"],
         "steps_per_s": rates,
+        "samples_dropped": away["samples_dropped"],
         "problems": [*problems(quiet), *problems(away)],
         "undisturbed": quiet,
         "away": away,

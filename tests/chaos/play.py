@@ -30,7 +30,8 @@ class Setting:
     Attributes:
         name: of the setting.
         strategy, every, codec: as in NebulaArguments.
-        clusters: their names; the first keeps the door.
+        clusters: their names.
+        doors: how many of them, from the first on, keep a door.
         steps: optimizer steps of the training.
         pace_s: added to a step's own 10 ms.
         step_s: what a step takes, its share of the exchanges included: about, for the schedule.
@@ -45,6 +46,7 @@ class Setting:
     every: str = "5"
     codec: str = "fp32"
     clusters: tuple[str, ...] = ("west", "mid", "east")
+    doors: int = 2
     steps: int = 600
     pace_s: float = 0.05
     step_s: float = 0.12
@@ -102,7 +104,7 @@ def play(
     """
     began = time.monotonic()
     with wide_area(setting.clusters, rate_mbit=setting.rate_mbit, rtt_ms=setting.rtt_ms) as wan:
-        rendezvous = f"{wan[setting.clusters[0]].address}:{_PORT}"
+        rendezvous = ",".join(f"{site.address}:{_PORT}" for site in wan.sites[: setting.doors])
         with Fleet(wan, zygote, folder, setting.argv(), rendezvous, setting.patience_s) as fleet:
             witness = Witness({name: cluster.folder for name, cluster in fleet.clusters.items()})
             injector = Injector(wan, fleet, setting.rate_mbit)
@@ -182,6 +184,7 @@ def _figures(
                 found[name] = json.loads((cluster.folder / path).read_text())
     digests = {name: report["parameter_digest"] for name, report in reports.items()}
     missed = unreported(done, witness.said, setting.timeout_s)
+    returns = {word.back for word in witness.said if word.back}
     rounds: dict[int, int] = {}  # number -> members
     for entries in witness.rounds.values():
         for number, entry in entries.items():
@@ -197,6 +200,9 @@ def _figures(
         ],
         "crashes": {name: cluster.crashes for name, cluster in fleet.clusters.items() if cluster.crashes},
         "starts": {name: cluster.starts for name, cluster in fleet.clusters.items()},
+        "returns": len(returns),
+        "samples_merged": sum(one.work for one in returns if one.merged),
+        "samples_dropped": sum(one.work for one in returns if not one.merged),
         "rounds": len(rounds),
         "rounds_lost": sum(members < len(setting.clusters) for members in rounds.values()),
         "bytes_sent": sum(report["bytes_sent"] for report in reports.values()),

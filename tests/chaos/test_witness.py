@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.chaos.play import problems
 from tests.chaos.schedule import Fault
-from tests.chaos.witness import Done, Said, Witness, needless, unreported
+from tests.chaos.witness import Done, Return, Said, Witness, needless, unreported
 
 T = 5.0
 LOST = "cluster 'east' was lost after exchange 8: it sent nothing for 5 s; members now: west, mid"
@@ -76,6 +76,16 @@ def test_who_is_together() -> None:
     assert not witness.together(done("kill trainer", "east").fault)
     assert witness.together(done("cut pair", "mid", "west").fault)
     assert not witness.together(done("cut pair", "east", "west").fault)
+
+
+def test_returns() -> None:
+    back = "cluster 'east' is back at exchange 12: "
+    merged = "the 320 samples that it has trained on alone are merged, with a share of 0.2; members now: west, east"
+    dropped = "the 1.5e+03 samples that it has trained on alone are dropped: it remembers no round that the others do"
+    assert Said(1, "west", back + merged).back == Return("east", 12, 320, True)
+    assert Said(1, "west", back + dropped).back == Return("east", 12, 1500, False)
+    assert Said(1, "west", back + "it brings nothing; members now: west").back == Return("east", 12, 0, False)
+    assert Said(1, "west", LOST).back is None
 
 
 def test_problems() -> None:

@@ -120,7 +120,6 @@ def main(argv: Sequence[str]) -> None:
             device="cpu",
             logging_steps=2,
             save_steps=options.save_steps,
-            save_total_limit=2,
             disable_tqdm=True,
         ),
         train_dataset=Answers(1, _TRAIN),

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.chaos.schedule import Fault
 
-__all__ = ["Done", "Said", "Witness", "needless", "unreported"]
+__all__ = ["Done", "Return", "Said", "Witness", "needless", "unreported"]
 
 _LOSS = re.compile(r"cluster '(\w+)' (?:was lost|is gone)")
+_RETURN = re.compile(r"cluster '(\w+)' is back at exchange (\d+): (?:it brings nothing|the (\S+) \w+ .* are (\w+))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,29 @@ class Said:
         """The cluster whose loss it is about."""
         found = _LOSS.search(self.sentence)
         return found[1] if found else None
+
+    @property
+    def back(self) -> Return | None:
+        """The return that it is about."""
+        if (found := _RETURN.search(self.sentence)) is None:
+            return None
+        return Return(found[1], int(found[2]), float(found[3] or 0), found[4] == "merged")
+
+
+class Return(NamedTuple):
+    """A cluster has come back.
+
+    Attributes:
+        cluster: who.
+        exchange: by which exchange.
+        work: samples that it has trained on alone.
+        merged: they are in the common parameters.
+    """
+
+    cluster: str
+    exchange: int
+    work: float
+    merged: bool
 
 
 @dataclass(frozen=True, slots=True)
