@@ -38,7 +38,7 @@ def say(sentence: str) -> None:
 def under_faults(setting: Setting, folder: Path, zygote: Zygote) -> dict[str, Any]:
     """A setting with all its faults, and what it loses by them."""
     say(f"{setting.name}, seed {setting.seed}, undisturbed")
-    quiet = play(replace(setting, pace_s=0.0), [], folder / "undisturbed", zygote, say)
+    quiet = play(setting.undisturbed, [], folder / "undisturbed", zygote, say)
     say(f"{setting.name}, seed {setting.seed}")
     result = play(setting, schedule_for(setting), folder / "chaos", zygote, say)
     result["undisturbed_loss"] = quiet["loss"]

@@ -36,7 +36,7 @@ class Injector:
 
     wan: WideArea
     fleet: Fleet
-    rate_mbit: float
+    rate_mbit: float | None
 
     def begin(self, fault: Fault) -> Callable[[], None] | None:
         """Do it; returns what undoes it, or None if it cannot be done now: the cluster is not running."""

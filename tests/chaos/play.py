@@ -36,7 +36,7 @@ class Setting:
         pace_s: added to a step's own 10 ms.
         step_s: what a step takes, its share of the exchanges included: about, for the schedule.
         timeout_s: ``sync_timeout_s``.
-        rate_mbit, rtt_ms: of the network.
+        rate_mbit, rtt_ms: of the network; None, 0 for none.
         seed: of model, data order and schedule.
         kinds: of faults.
     """
@@ -51,10 +51,15 @@ class Setting:
     pace_s: float = 0.05
     step_s: float = 0.12
     timeout_s: float = 5.0
-    rate_mbit: float = 50.0
+    rate_mbit: float | None = 50.0
     rtt_ms: float = 20.0
     seed: int = 1
     kinds: tuple[str, ...] = ANYTHING
+
+    @property
+    def undisturbed(self) -> Setting:
+        """The same training where neither steps nor network take time; it ends with the same loss."""
+        return replace(self, pace_s=0.0, rate_mbit=None, rtt_ms=0.0)
 
     @property
     def patience_s(self) -> float:

@@ -129,6 +129,8 @@ def test_bad_weather() -> None:
         assert damaged(east, west) == (50_000, 0)
         wan.slow(2.0, "west")
         assert measure(east, west, 400_000)[1] > 1.0
+        wan.slow(None, "west")
+        assert measure(east, west, 400_000)[1] < 1.0
         with pytest.raises(ValueError, match="rtt_ms must be positive"), wide_area(("one",)) as plain:
             plain.lose(0.5)
 

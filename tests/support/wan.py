@@ -112,10 +112,12 @@ class WideArea:
         """Mend the cuts of these sites (all, if none is named)."""
         self._hub.restore([site for site in self.sites if not names or site.name in names])
 
-    def slow(self, rate_mbit: float, *names: str) -> None:
-        """From now on these sites (all, if none is named) send no faster than this."""
+    def slow(self, rate_mbit: float | None, *names: str) -> None:
+        """From now on these sites (all, if none is named) send no faster than this; None for no limit."""
         for site in self.sites:
             if not names or site.name in names:
+                if rate_mbit is None:
+                    _call(["tc", "-n", site.namespace, "qdisc", "del", "dev", _DEVICE, "root"])
                 _limit(site.namespace, _DEVICE, rate_mbit)
 
     def part(self, one: str, other: str) -> None:
