@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from typing import Optional, get_type_hints  # PdArgumentParser cannot read "str | None"
 
 from paddlenlp_nebula.codec.registry import CODECS, codec_from_spec
 from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.link.addresses import rendezvous_problem
 from paddlenlp_nebula.privacy.arguments import PrivacyArguments, privacy_problems
 from paddlenlp_nebula.strategy.outer import OUTER
 from paddlenlp_nebula.strategy.pace import Pace
@@ -56,8 +56,9 @@ class NebulaArguments(PrivacyArguments):
     rendezvous: Optional[str] = field(
         default=None,
         metadata={
-            "help": "host:port of the first cluster's door, or 'world' for one mpiexec over all leaders, or "
-            "'loopback' for clusters in one process. Default: $NEBULA_RENDEZVOUS."
+            "help": "host:port of the first cluster's door, and, separated by commas, of later clusters' in their order, "
+            "where one that comes back finds the run while the first is away; or 'world' for one mpiexec over all leaders, "
+            "or 'loopback' for clusters in one process. Default: $NEBULA_RENDEZVOUS."
         },
     )
     sync_strategy: str = field(
@@ -167,6 +168,13 @@ class NebulaArguments(PrivacyArguments):
         default=600.0, metadata={"help": "Longest wait, in seconds, for a peer that sends nothing."}
     )
     sync_quorum: int = field(default=1, metadata={"help": "Clusters (this one included) needed to go on."})
+    sync_staleness_limit: int = field(
+        default=1000,
+        metadata={
+            "help": "Rounds of the others after which the work of a cluster that comes back is dropped instead of merged; 0 "
+            "drops it always."
+        },
+    )
     sync_on_loss: str = field(
         default="continue", metadata={"help": "What to do when a cluster is lost: continue with the rest, or stop."}
     )
@@ -245,6 +253,10 @@ class NebulaArguments(PrivacyArguments):
             found.append(
                 f"sync_quorum must be between 1 and the number of clusters ({len(self.cluster_names)}), "
                 f"got {self.sync_quorum!r}"
+            )
+        if not isinstance(self.sync_staleness_limit, int) or self.sync_staleness_limit < 0:
+            found.append(
+                f"sync_staleness_limit must be a number of rounds, 0 or more, got {self.sync_staleness_limit!r}"
             )
         return found
 
@@ -382,12 +394,6 @@ class NebulaArguments(PrivacyArguments):
         if len(names) > 64:
             found.append(f"clusters must name at most 64 clusters, got {len(names)}")
         if self.rendezvous not in ("world", "loopback"):
-            host, colon, port = (self.rendezvous or "").rpartition(":")
-            if not (
-                re.fullmatch(r"[^\s/]+", host) and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536
-            ):
-                found.append(
-                    "rendezvous must be 'host:port' with a port from 1 to 65535, 'world' or 'loopback', "
-                    f"got {self.rendezvous!r}"
-                )
+            problem = rendezvous_problem(str(self.rendezvous), names)
+            found += [problem] if problem else []
         return found

@@ -132,6 +132,8 @@ class NebulaCallback(TrainerCallback):
         }
         fields = hello(args, state, nebula, kwargs.get("train_dataloader"), kwargs.get("lr_scheduler"))
         self._rounds = rounds_for(run, selection, kwargs["optimizer"], state.max_steps, model)
+        if history := (state.trial_params or {}).get(_STATE_KEY, {}).get("history") if saved else None:
+            self._rounds.comeback.history.restore(history)
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         found = find_state([self.resume_folder, folder]) if state.global_step else None
         self._rounds.prepare(model, fields, step=state.global_step, number=saved, state=found)
@@ -193,6 +195,11 @@ class NebulaCallback(TrainerCallback):
         started = self._step_ended or self._step_started
         seconds = time.perf_counter() - started if started is not None else 0.0
         self._rounds.after_step(replace(self._step, seconds=seconds))
+        step = self._rounds.jump()
+        if step is not None and step != self._step.number:
+            # Others went further meanwhile: the schedule is that of the time, whoever has trained in it.
+            state.global_step = step - 1  # the Trainer is about to count this one
+            kwargs["lr_scheduler"].step(step)
         if self._run.ended is not None:
             control.should_training_stop = True
 
@@ -331,7 +338,11 @@ class NebulaCallback(TrainerCallback):
         assert self._run is not None
         state.trial_params = {
             **(state.trial_params or {}),
-            _STATE_KEY: {"exchanges": self._run.number, "ledger": self.ledger.state()},
+            _STATE_KEY: {
+                "exchanges": self._run.number,
+                "ledger": self.ledger.state(),
+                "history": self._rounds.comeback.history.state() if self._rounds is not None else None,
+            },
         }
 
     def _restore(self, state: Any) -> int:

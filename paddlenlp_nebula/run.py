@@ -7,6 +7,7 @@ clusters reaches its local peers through `LocalGroup.lead`.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,10 +24,12 @@ from paddlenlp_nebula.link.handshake import shake_hands
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.link.rendezvous import open_link
+from paddlenlp_nebula.link.returns import Returns
 from paddlenlp_nebula.link.throughput import Throughput
 from paddlenlp_nebula.local import LocalGroup
 from paddlenlp_nebula.security.check import open_identity
 from paddlenlp_nebula.security.identity import Credentials, Identity
+from paddlenlp_nebula.strategy.reunion import Reunited
 
 __all__ = ["Run"]
 
@@ -47,6 +50,8 @@ class Run:
         local: this cluster's processes.
         alone: no other cluster is in the run (any more); nothing is exchanged.
         ended: why another cluster has ended training for everybody, or None.
+        theirs: the facts of a run that the others have begun without this cluster, which comes back to it, or None.
+        may_meet: clusters that were lost can come back.
     """
 
     def __init__(self, arguments: NebulaArguments, ledger: Ledger) -> None:
@@ -55,6 +60,8 @@ class Run:
         self.local = LocalGroup()
         self.alone = False
         self.ended: str | None = None
+        self.theirs: dict[str, Any] | None = None
+        self.may_meet = False
         self._link: Link | None = None
         self._party: Party | None = None
         self._prepared = False
@@ -74,8 +81,8 @@ class Run:
             f"cluster {self.arguments.cluster} of {', '.join(names)}: meeting at {self.arguments.rendezvous}; "
             f"security: {_SECURITY[str(self.arguments.sync_security)]}"
         )
-        self.local.lead(self._join)
-        self.alone = len(names) == 1
+        joined = self.local.lead(self._join)
+        self.alone, self.theirs = joined["alone"], joined["theirs"]
 
     def notes(self, note: Mapping[str, Any]) -> dict[str, Any]:
         """Exchange a small JSON object with all members; every local process gets member -> object.
@@ -92,12 +99,13 @@ class Run:
 
         return dict(self.lead(exchange)["notes"])
 
-    def prepare(self, describe: Callable[[], Mapping[str, Any]], number: int) -> None:
+    def prepare(self, describe: Callable[[], Mapping[str, Any]], number: int, facts: Mapping[str, Any]) -> None:
         """Check that all clusters train the same thing.
 
         Args:
             describe: called on the leader: the fields that must be equal on all clusters, see `handshake.compare`.
             number: exchanges completed before (from a checkpoint).
+            facts: what a cluster must know that comes back later, see `Door.begin`.
 
         Raises:
             HandshakeError: on every cluster, with every difference.
@@ -111,8 +119,11 @@ class Run:
                 self.ledger.rtt_ms = 1000 * max(party.link.rtt_s.values())
             shake_hands(party.link, {"round": number, **describe()})
             self._count_bytes()
+            self._await_returns(facts)
 
         self.local.lead(work)
+        door = self.arguments.rendezvous not in ("world", "loopback") and len(self.arguments.cluster_names) > 1
+        self.may_meet = door and facts["takes_back"] is True
         self._prepared = True
         self.ledger.status = "training"
         self.ledger.members = self.arguments.cluster_names
@@ -212,8 +223,27 @@ class Run:
                 raise
             logger.warning(f"nebula: saying goodbye failed with {error!r}")  # the first error matters more
         finally:
+            if self.party.returns is not None:
+                self.party.returns.close()
             self._link.close()
             self._count_bytes()
+
+    def returned(self, found: Reunited) -> None:
+        """On the leader: a cluster has come back, this one or another."""
+        self.ledger.members = found.members
+        unit = {"samples": "samples", "tokens": "tokens", "equal": "steps"}[self.arguments.sync_weight]
+        work = f"the {found.work:g} {unit} that it has trained on alone"
+        if found.common is None:
+            fate = (
+                f"{work} are dropped: it remembers no round that the others do" if found.work else "it brings nothing"
+            )
+        elif not found.share and found.work:
+            fate = f"{work} are dropped, after {found.apart} rounds (sync_staleness_limit)"
+        else:
+            fate = f"{work} are merged, with a share of {found.share:.3f}"
+        left = ", ".join(found.members)
+        self.degrade(f"cluster {found.newcomer!r} is back at exchange {self.number}: {fate}; members now: {left}")
+        self._event("returned", found.newcomer, fate)
 
     def degrade(self, sentence: str, *, once: bool = False) -> None:
         """Note in the ledger and in the log that something went less well than asked for; ``once``: unless noted."""
@@ -229,7 +259,7 @@ class Run:
 
     # Inside
 
-    def _join(self) -> None:
+    def _join(self) -> dict[str, Any]:
         arguments = self.arguments
         self._link = open_link(
             arguments.cluster_name,
@@ -242,18 +272,38 @@ class Run:
             identity=self._identity(),
         )
         self._party = Party(
-            self._link, on_loss=arguments.sync_on_loss, quorum=arguments.sync_quorum, report=self.degrade
+            self._link,
+            on_loss=arguments.sync_on_loss,
+            quorum=arguments.sync_quorum,
+            report=self.degrade,
+            on_change=self._event,
         )
+        theirs = self._link.door.theirs if self._link.door is not None else None
         if self._link.peers:
             self._say(f"all {len(arguments.cluster_names)} clusters have met")
+        elif theirs is not None:
+            self.degrade("the run has begun without this cluster: it trains alone until the others take it back")
+        return {"alone": not self._link.peers, "theirs": theirs}
+
+    def _await_returns(self, facts: Mapping[str, Any]) -> None:
+        """From here on clusters that are lost may come back, if the facts say so."""
+        link = self.party.link
+        if link.door is None:
+            return
+        link.door.begin(dict(facts))
+        if facts["takes_back"] is True:
+            credentials = None if link.door.identity is None else link.door.identity.credentials
+            self.party.returns = Returns(link, credentials, lambda sentence: self.degrade(sentence, once=True))
+
+    def _event(self, what: str, cluster: str, reason: str) -> None:
+        self.ledger.event(what, cluster, self.number, reason)
 
     def _identity(self) -> Identity | None:
         arguments = self.arguments
         if arguments.sync_security != "tls":
             return None
-        files = Credentials(
-            arguments.cluster_name, str(arguments.tls_ca), str(arguments.tls_cert), str(arguments.tls_key)
-        )
+        paths = (os.path.abspath(str(path)) for path in (arguments.tls_ca, arguments.tls_cert, arguments.tls_key))
+        files = Credentials(arguments.cluster_name, *paths)  # couriers have another working directory
         return open_identity(
             files, arguments.tls_key_passphrase_file, lambda sentence: self.degrade(sentence, once=True)
         )

@@ -73,6 +73,8 @@ class NebulaTrainerMixin:
     def _agree_on_steps(self, run: Run) -> int:
         """The number of steps for everybody: the longest plan, so that no cluster's data is cut short."""
         own = int(self.args.max_steps)
+        if run.theirs is not None:  # we come back to a run in which all agree already
+            return int(run.theirs.get("max_steps", own))
         if own <= 0:
             loader = self.get_train_dataloader()  # type: ignore[attr-defined]
             if has_length(loader):

@@ -116,7 +116,7 @@ class Backend(ABC):
         """The numbers in host memory, shape (numel,), to be read only: they may be a copy, or the vector itself."""
 
     @abstractmethod
-    def load(self, out: Flat, values: npt.NDArray[Any]) -> None:
+    def load(self, out: Flat | Vector, values: npt.NDArray[Any]) -> None:
         """``out[:] = values``, from host memory, float32 of shape (numel,)."""
 
     @abstractmethod

@@ -103,7 +103,7 @@ class DeviceBackend(Backend):
 
     def load(self, out: Any, values: npt.NDArray[Any]) -> None:
         at = 0
-        for tensor in out.tensors:
+        for tensor in out.tensors if isinstance(out, DeviceFlat) else [out]:
             paddle.assign(to_device(values[at : at + len(tensor)], self._place), tensor)
             at += len(tensor)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError, SecurityError
+from paddlenlp_nebula.link.addresses import doors
 from paddlenlp_nebula.link.deadlines import Reminder
 from paddlenlp_nebula.link.door import Door, Event
 from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
@@ -21,16 +22,11 @@ from paddlenlp_nebula.link.line import Line
 from paddlenlp_nebula.link.strangers import MAX_STRANGERS
 from paddlenlp_nebula.security.identity import Identity
 
-__all__ = ["Knocker", "doors", "keep_door", "knock"]
+__all__ = ["Knocker", "keep_door", "knock"]
 
 _KNOCK_TIMEOUT_S = 5.0
 _RETRY_S = 0.3
 _LONGEST_RETRY_S = 5.0
-
-
-def doors(rendezvous: str, clusters: Sequence[str]) -> dict[str, str]:
-    """Cluster -> "host:port" of its door: ``rendezvous`` gives the first ones theirs, an empty place is none."""
-    return {cluster: where for cluster, where in zip(clusters, rendezvous.split(","), strict=False) if where}
 
 
 def keep_door(

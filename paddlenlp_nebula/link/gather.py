@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paddlenlp_nebula.link.frames import NOTE_BYTES, Kind
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.notes import pack_note, parse_note
 
-__all__ = ["all_gather", "all_gather_notes"]
+__all__ = ["all_gather", "all_gather_notes", "pass_on"]
 
 
 def all_gather(
@@ -60,6 +60,48 @@ def all_gather(
                 with link.receive(member, kind, round=round, part=part, while_waiting=fill) as message:
                     yield part, member, message.payload
         del own[part]
+
+
+def pass_on(
+    link: Link,
+    kind: Kind,
+    round: int,
+    parts: Sequence[int],
+    produce: Callable[[int], memoryview],
+    routes: Mapping[str, Sequence[str]],
+) -> Iterator[tuple[int, str, memoryview]]:
+    """Send ``parts`` messages from some members to some others, pipelined.
+
+    Args:
+        link, kind, round: as for `all_gather`.
+        parts: numbers of the messages, the same on all members.
+        produce: as for `all_gather`, on a member that sends.
+        routes: member that sends -> members that it sends to, the same on all members.
+
+    Yields:
+        (part, member, payload) for each part in turn, and within it for each member that sends it to this one.
+    """
+    own: dict[int, memoryview] = {}
+    posted = 0
+    to = routes.get(link.cluster, ())
+    senders = [member for member in link.members if link.cluster in routes.get(member, ())]
+
+    def fill() -> None:
+        nonlocal posted
+        while to and posted < len(parts) and (not own or link.room_for(len(own[posted - 1]), to)):
+            own[posted] = produce(parts[posted])
+            link.post(kind, own[posted], round=round, part=parts[posted], to=to)
+            posted += 1
+
+    for index, part in enumerate(parts):
+        fill()
+        for member in senders:
+            with link.receive(member, kind, round=round, part=part, while_waiting=fill) as message:
+                yield part, member, message.payload
+        if not senders and to:
+            link.flush()  # nobody's messages slow us down
+        own.pop(index, None)
+    link.flush()
 
 
 def all_gather_notes(

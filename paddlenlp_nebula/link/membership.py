@@ -15,6 +15,7 @@ from paddlenlp_nebula.errors import NebulaError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import EpochProposed, Link
 from paddlenlp_nebula.link.notes import pack_note
+from paddlenlp_nebula.link.returns import Returns
 
 __all__ = ["Party", "agree_on_members", "compatible"]
 
@@ -29,22 +30,33 @@ class Party:
         on_loss: ``continue`` with the remaining members, or ``stop`` (raise).
         quorum: members, this one included, below which going on makes no sense.
         report: told, in a sentence, of each loss.
+        on_change: told of each loss and end for the report: what it is, the cluster, the reason.
         number: the last exchange that has been completed (from a checkpoint), else 0.
 
     Attributes:
         number: the last completed exchange.
         ended: why another member has ended training for everybody, or None.
+        returns: watches for clusters that come back; None where they cannot.
     """
 
     def __init__(
-        self, link: Link, *, on_loss: str, quorum: int, report: Callable[[str], None], number: int = 0
+        self,
+        link: Link,
+        *,
+        on_loss: str,
+        quorum: int,
+        report: Callable[[str], None],
+        on_change: Callable[[str, str, str], None] = lambda what, cluster, reason: None,
+        number: int = 0,
     ) -> None:
         self.link = link
         self.number = number
         self.ended: str | None = None
+        self.returns: Returns | None = None
         self._on_loss = on_loss
         self._quorum = quorum
         self._report = report
+        self._on_change = on_change
 
     def together(self, attempt: Callable[[int], T]) -> T:
         """Carry out one exchange; after a loss settle who is left and carry it out again.
@@ -76,6 +88,10 @@ class Party:
         self.number = number
         return result
 
+    def candidates(self) -> tuple[str, ...]:
+        """Clusters that have come back, as far as this one can see."""
+        return () if self.returns is None else self.returns.candidates()
+
     def end(self, sentence: str) -> None:
         """A member has ended training for everybody."""
         self.ended = self.ended or sentence
@@ -94,8 +110,10 @@ class Party:
             return
         self.link.drop(loss)
         if loss.deliberate:
+            self._on_change("ended", loss.peer, loss.reason)
             self.end(f"cluster {loss.peer!r} ended training: {loss.reason}")
             return
+        self._on_change("lost", loss.peer, loss.reason)
         left = ", ".join(self.link.members)
         self._report(f"cluster {loss.peer!r} was lost after exchange {self.number}: {loss.reason}; members now: {left}")
         if self._on_loss == "stop":

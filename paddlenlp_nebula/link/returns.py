@@ -69,6 +69,7 @@ class Returns:
         door = link.door
         assert isinstance(door, Door)
         self._link = link
+        self._door = door
         self._connector = Connector(door, credentials)
         self._knocker = Knocker(door, report)
         self._present: dict[str, tuple[str, ...]] = {}  # guest -> the members of its group
@@ -129,10 +130,16 @@ class Returns:
     def _look(self) -> None:
         """Take in what has happened since the last time, without waiting."""
         link = self._link
+        link.departures()  # the last words of an earlier life must not be taken for news
+        arrived = self._door.arrived()
         for peer, channel in self._connector.take().items():
             link.host(peer, channel)
             self._forget(peer)
         for guest in link.guests:
+            if guest not in arrived:  # and so the end of its channel may go unnoticed
+                link.dismiss(guest)
+                self._forget(guest)
+                continue
             if self._told.get(guest) != link.members:
                 self._told[guest] = link.members
                 link.post(Kind.PRESENT, pack_note({"members": link.members}), to=[guest])

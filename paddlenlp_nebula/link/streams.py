@@ -89,9 +89,9 @@ class Streams:
                 self._streams[peer].push(frame, view)
                 self.bytes_sent[kind.name] += HEADER_BYTES + len(view)
 
-    def room_for(self, length: int) -> bool:
-        """Whether a payload of ``length`` bytes would leave for every peer at once."""
-        return all(self._streams[peer].room_for(length) for peer in self.peers)
+    def room_for(self, length: int, to: Sequence[str] | None = None) -> bool:
+        """Whether a payload of ``length`` bytes would leave for every peer (or those named) at once."""
+        return all(self._streams[peer].room_for(length) for peer in (self.peers if to is None else to))
 
     def flush(self) -> None:
         """Wait until nothing posted needs this process any more: it is in memory that travels by itself.

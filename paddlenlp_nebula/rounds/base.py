@@ -22,6 +22,7 @@ from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.hello import optimizer_digest
 from paddlenlp_nebula.privacy.choose import facts_for, protection_for
+from paddlenlp_nebula.rounds.comeback import Comeback, Takeover
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import Selection, frozen_digest, running_statistics
 from paddlenlp_nebula.strategy.every_step import Average
@@ -29,6 +30,9 @@ from paddlenlp_nebula.strategy.exchange import Exchange, buckets_for
 from paddlenlp_nebula.strategy.initial import spread_parameters
 from paddlenlp_nebula.strategy.local_steps import Merge
 from paddlenlp_nebula.tensors import Tensor, master_weight, write
+
+# What clusters must have in common when they begin, but not when one of them comes back.
+_OF_A_MOMENT = ("global_step", "lr_scheduler_state", "nebula_state", "optimizer_state")
 
 __all__ = ["Rounds", "Step", "codec_for", "final_codec_for", "keeps_state"]
 
@@ -85,6 +89,9 @@ class Rounds(ABC):
             run.degrade(reason, once=True)
         run.ledger.facts |= {"backend": self._backend.name, **facts}
         self._protection = protection_for(run.arguments, run.ledger.privacy, selection.names)
+        self.comeback = Comeback(run)
+        self._fields: dict[str, Any] = {}  # what must be equal on all clusters, also on one that comes back
+        self._jump: int | None = None
         self._buckets = buckets_for(selection, codec_for(run.arguments), run.arguments.sync_fragments)
         self._leader: Any = None  # the strategy, on the leader
 
@@ -119,6 +126,60 @@ class Rounds(ABC):
 
         self._run.finish(compare)
 
+    # Clusters that come back
+
+    def takes_back(self) -> str | None:
+        """Why a cluster that is lost cannot come back, if it cannot; the same on every process."""
+        return None
+
+    def states(self) -> Selection | None:
+        """The optimizer's tensors that a cluster that comes back takes over; None if it keeps its own."""
+        return None
+
+    def jump(self) -> int | None:
+        """The step at which the clusters stand since they came together, once; None if they did not just now."""
+        step, self._jump = self._jump, None
+        return step
+
+    def _watch(self, step: int) -> None:
+        """After optimizer step ``step``, alone: meet whoever has come back."""
+        run = self._run
+        if run.alone and run.may_meet and step < self._max_steps:
+            self._meet(run.local.lead(self.comeback.due), step)
+
+    def _meet(self, newcomer: str | None, step: int) -> None:
+        """Come together with a newcomer, or be one, if anybody is to be met: see `Comeback.due`."""
+        if newcomer is not None and step < self._max_steps:
+            with self._run.exposed():
+                self._take_over(newcomer, step)
+
+    def _take_over(self, newcomer: str, step: int) -> None:
+        run, states = self._run, self.states()
+        takeover: Takeover | None = None
+
+        def work() -> dict[str, Any]:
+            nonlocal takeover
+            takeover = self.comeback.meet(newcomer, step, self._fields, self._leader, states)
+            return {"todo": None if takeover is None else takeover.outline()}
+
+        todo = run.lead(work)["todo"]
+        if todo is None:
+            return
+        own = takeover or Takeover(todo["step"])
+        if todo["moves"]:
+            self._write(_vector(own.parameters, self._selection))
+        if todo["adopts"] and states is not None:
+            values = _vector(own.states, states)
+            run.local.broadcast(values)
+            for index, tensor in enumerate(states.parameters):
+                write(tensor, values[states.offsets[index] : states.offsets[index + 1]])
+        self._jump = todo["step"]
+        self._met()
+
+    def _met(self) -> None:
+        """On every process: parameters are new, and all clusters begin anew from here."""
+        return
+
     @abstractmethod
     def compare_final(self, step: int) -> None:
         """On the leader: compare the parameters a last time."""
@@ -150,6 +211,7 @@ class Rounds(ABC):
         """
         run = self._run
         outcome: dict[str, Any] = {}
+        several = len(self._arguments.cluster_names) > 1
 
         def keeps() -> bool:
             return step > 0 and bool(self.state())
@@ -160,18 +222,21 @@ class Rounds(ABC):
                 outcome.update(self.restore(load_state(state)))
             fields = {"selection": self._selection.fingerprint(), **hello}
             fields["nebula_state"] = "there" if state else "missing" if keeps() else None
-            if not run.alone:
+            if several:
                 local = running_statistics(model)
                 self._say_what_stays_local(list(local.values()))
                 # Equal at the beginning, and each cluster's own in a checkpoint.
                 fields["frozen"] = frozen_digest(model, self._parameters, run.local.tick, local if step else ())
                 if step and self._arguments.sync_strategy == "every_step":
                     fields["known:optimizer_state"] = optimizer_digest(model, self._optimizer, run.local.tick)
+            self._fields = {
+                name: value for name, value in fields.items() if name.rpartition(":")[2] not in _OF_A_MOMENT
+            }
             if self._arguments.sync_init == "verify" or fields["nebula_state"] == "there":
                 fields["initial"] = self.exchange.parameter_digest()
             return fields
 
-        run.prepare(describe, number)
+        run.prepare(describe, number, {"takes_back": self.takes_back() or True, "max_steps": self._max_steps})
         kept = self._run.local.lead(lambda: {"keeps": keeps(), "restored": outcome})
         if kept["restored"]:
             self.restored(kept["restored"])
@@ -217,6 +282,12 @@ class Rounds(ABC):
             )
             self._run.degrade(sentence, once=True)
 
+    def _source(self, index: int) -> Tensor:
+        """Where the float32 values of a parameter are."""
+        parameter = self._parameters[index]
+        master = master_weight(self._optimizer, parameter)
+        return parameter if master is None else master
+
     def _put(self, index: int, values: Vector) -> None:
         parameter = self._parameters[index]
         if (master := master_weight(self._optimizer, parameter)) is not None:
@@ -239,6 +310,11 @@ class Rounds(ABC):
                     "other; use NebulaTrainer with sync_data=shard, or give each its own data"
                 )
             seen[batch_hash] = member
+
+
+def _vector(leaders: Float32Vector | None, selection: Selection) -> Float32Vector:
+    """The leader's numbers, or room for them on another process."""
+    return np.empty(selection.numel, dtype=np.float32) if leaders is None else leaders
 
 
 def codec_for(arguments: NebulaArguments) -> Codec:

@@ -6,8 +6,10 @@ from typing import Any
 
 from paddlenlp_nebula.checkpoint import Arrays
 from paddlenlp_nebula.errors import NebulaError
-from paddlenlp_nebula.hybrid import complete_gradients
+from paddlenlp_nebula.hybrid import complete_gradients, owners
 from paddlenlp_nebula.rounds.base import Rounds, Step, codec_for
+from paddlenlp_nebula.rounds.comeback import optimizer_state
+from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.every_step import Average, Contribution, EveryStep, apply_average
 from paddlenlp_nebula.strategy.exchange import Exchange
 from paddlenlp_nebula.tensors import unwrapped
@@ -17,6 +19,8 @@ __all__ = ["EveryStepRounds"]
 
 class EveryStepRounds(Rounds):
     """`EveryStep`: the members' gradients are averaged before each optimizer step."""
+
+    _newcomer: str | None = None  # to be met after the step
 
     def lead(self) -> None:
         codec = codec_for(self._arguments)
@@ -28,7 +32,14 @@ class EveryStepRounds(Rounds):
                 "paddle.optimizer.SGD, or another codec",
                 once=True,
             )
-        exchange = Exchange(self._selection, codec, self._run.party, backend=self._backend, protection=self._protection)
+        exchange = Exchange(
+            self._selection,
+            codec,
+            self._run.party,
+            source=self._source,
+            backend=self._backend,
+            protection=self._protection,
+        )
         self._leader = EveryStep(exchange)
 
     def before_step(self, step: Step) -> None:
@@ -58,6 +69,7 @@ class EveryStepRounds(Rounds):
                         "cluster skips this optimizer step and its loss scale shrinks"
                     )
                 return {
+                    "newcomer": None if average.ended_by else self.comeback.due(average.guest),
                     "present": average.present,
                     "skip": bool(average.non_finite),
                     "members": len(average.batch_hashes),
@@ -78,11 +90,33 @@ class EveryStepRounds(Rounds):
                     backend=self._backend,
                 )
             entry.update(outcome)
+            self._newcomer = outcome["newcomer"]
 
     def after_step(self, step: Step) -> None:
-        if self._run.local.is_leader and not self._run.alone:
-            with self._run.exposed():
+        run = self._run
+        history = self.comeback.history
+        history.work += self._weight(step.samples, step.tokens)
+        if run.local.is_leader and not run.alone:
+            with run.exposed():
                 self.exchange.refresh_digests()
+                history.note(run.number, self.exchange.parameter_digest(), run.party.link.members)
+        newcomer, self._newcomer = self._newcomer, None
+        self._meet(newcomer, step.number)
+        self._watch(step.number)
+
+    def takes_back(self) -> str | None:
+        if owners(self._optimizer) is None:
+            return None
+        return (
+            "under sharding='stage1' no process has the optimizer's whole state, which a cluster that comes back needs"
+        )
+
+    def states(self) -> Selection | None:
+        return optimizer_state(self._optimizer, self._parameters)
+
+    def _met(self) -> None:
+        if self._run.local.is_leader:
+            self.exchange.refresh_digests()
 
     def compare_final(self, step: int) -> None:
         self.exchange.refresh_digests()

@@ -15,7 +15,6 @@ from paddlenlp_nebula.strategy.exchange import Exchange
 from paddlenlp_nebula.strategy.local_steps import LocalSteps, LocalWork, Merge, apply_merge
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
 from paddlenlp_nebula.strategy.product import ProductMerge
-from paddlenlp_nebula.tensors import Tensor, master_weight
 
 __all__ = ["LocalStepsRounds"]
 
@@ -61,9 +60,11 @@ class LocalStepsRounds(Rounds):
         self._tokens += step.tokens
         self._seconds += step.seconds
         self._batch_hash = self._batch_hash or step.batch_hash
+        self.comeback.history.work += self._weight(step.samples, step.tokens)
         last = step.number >= self._max_steps
         if last or self._steps >= self._every:
-            self._merge(step.number, final=last)
+            self._meet(self._merge(step.number, final=last), step.number)
+        self._watch(step.number)
 
     def before_end(self, step: int) -> None:
         # Also right after a round: the others must learn that it was our last one, before they wait for the next.
@@ -97,18 +98,21 @@ class LocalStepsRounds(Rounds):
         """How LoRA pairs are merged, if not like everything else."""
         return None
 
-    def _source(self, index: int) -> Tensor:
-        """Where the float32 values of a parameter are."""
-        parameter = self._parameters[index]
-        master = master_weight(self._optimizer, parameter)
-        return parameter if master is None else master
+    def takes_back(self) -> str | None:
+        if self._product() is None:
+            return None
+        return "sync_lora_merge='product' keeps what each cluster holds, which one that comes back has lost"
 
-    def _merge(self, number: int, *, final: bool) -> None:
-        """A round after optimizer step ``number``."""
+    def _met(self) -> None:
+        self._every = max(1, self._pace.steps(self._jump or 0, self._max_steps) // self._fragments)
+        self._forget()
+
+    def _merge(self, number: int, *, final: bool) -> str | None:
+        """A round after optimizer step ``number``; returns whom to meet after it, see `Comeback.due`."""
         run = self._run
         if run.alone:
             self._forget()
-            return
+            return None
         step_s = self._seconds / max(1, self._steps)
         with run.round(number) as entry:
             merge: Merge | None = None
@@ -119,7 +123,10 @@ class LocalStepsRounds(Rounds):
                 weight = self._weight(self._samples, self._tokens)
                 merge = self._leader.merge(LocalWork(number, weight, step_s, self._batch_hash, final))
                 self._note(merge, number)
+                if len(merge.batch_hashes) > 1:
+                    self.comeback.history.note(run.number, self.exchange.parameter_digest(), merge.batch_hashes)
                 return {
+                    "newcomer": None if merge.final else self.comeback.due(merge.guest),
                     "parts": merge.parts,
                     "members": len(merge.batch_hashes),
                     "share": float(merge.shares[self._arguments.cluster_name]),
@@ -139,6 +146,8 @@ class LocalStepsRounds(Rounds):
         steps = self._pace.balanced(steps, step_s, outcome["fastest_step_s"])
         self._every = max(1, steps // self._fragments)
         self._forget()
+        newcomer: str | None = outcome["newcomer"]
+        return newcomer
 
     def _forget(self) -> None:
         """Nothing has been done since the last round."""

@@ -15,12 +15,14 @@ import numpy as np
 from paddlenlp_nebula.backend.backend import Backend, Flat, Vector
 from paddlenlp_nebula.backend.host import HOST
 from paddlenlp_nebula.buckets import Bucket
+from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.exchange import Exchange, name_fault, shares
-from paddlenlp_nebula.strategy.opening import Opening
+from paddlenlp_nebula.strategy.opening import Opening, common_guest
+from paddlenlp_nebula.strategy.reunion import Plane
 from paddlenlp_nebula.tensors import gradient, set_gradient
 
 __all__ = ["Average", "Contribution", "EveryStep", "apply_average"]
@@ -58,6 +60,7 @@ class Average:
         non_finite: members whose gradients were infinite or NaN: everybody must skip the step.
         batch_hashes: member -> hash of its first batch (round 1), else 0.
         ended_by: members that have taken their last step: there is no average, and nobody goes further.
+        guest: a cluster that has come back, to be taken in after this step.
     """
 
     values: Flat
@@ -66,6 +69,7 @@ class Average:
     non_finite: tuple[str, ...]
     batch_hashes: Mapping[str, int]
     ended_by: tuple[str, ...] = ()
+    guest: str | None = None
 
 
 class EveryStep:
@@ -91,6 +95,27 @@ class EveryStep:
         self.exchange.commit(void=bool(average.non_finite))
         return average
 
+    # When clusters come together again, see `reunion.Member`
+
+    turns = 0
+
+    def settle(self) -> None:
+        """Between two steps there is nothing but the parameters."""
+
+    def brings(self, bucket: Bucket) -> Float32Vector:
+        """The parameters in a bucket, in host memory."""
+        return self.exchange.backend.to_host(self.exchange.read(bucket))
+
+    def planes(self) -> list[Plane]:
+        """The optimizer's state is on every process, not here alone."""
+        return []
+
+    def move(self, parameters: Float32Vector, turns: int, states: Sequence[Float32Vector]) -> Float32Vector:
+        """All members go on from the same parameters."""
+        for index, bucket in enumerate(self.exchange.buckets):
+            self.exchange.digests[index] = HOST.digest(parameters[bucket.start : bucket.stop])
+        return parameters
+
     def compare_final(self) -> None:
         """Compare the parameters once more, after the last step.
 
@@ -115,7 +140,8 @@ class EveryStep:
         non_finite = self._non_finite(number, bool(faults))
         present = _unpack_bits([opening.present for opening in openings.values()], len(self._selection))
         hashes = {member: opening.batch_hash for member, opening in openings.items()}
-        return Average(values, present, float(share[self._link.cluster]), non_finite, hashes)
+        guest = common_guest(openings, self._link.clusters)
+        return Average(values, present, float(share[self._link.cluster]), non_finite, hashes, guest=guest)
 
     def _open(self, number: int, contribution: Contribution | None) -> dict[str, Opening]:
         """Exchange the openings of a round; without a contribution this member says that it goes no further."""

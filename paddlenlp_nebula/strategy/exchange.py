@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -25,7 +26,7 @@ from paddlenlp_nebula.link.gather import all_gather
 from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.privacy.protection import UNPROTECTED, Protection
 from paddlenlp_nebula.selection import Selection
-from paddlenlp_nebula.strategy.opening import FINAL, Opening
+from paddlenlp_nebula.strategy.opening import FINAL, Opening, guest_bits
 from paddlenlp_nebula.tensors import Tensor
 
 __all__ = ["Exchange", "buckets_for", "described", "name_fault", "shares"]
@@ -104,6 +105,7 @@ class Exchange:
             NebulaError: naming the first differing bucket and its parameters.
         """
         link = self.party.link
+        opening = replace(opening, guests=guest_bits(self.party.candidates(), link.clusters))
         flags = FINAL if opening.final else 0
         link.post(Kind.ROUND, opening.pack(), round=number, flags=flags)
         openings = {}

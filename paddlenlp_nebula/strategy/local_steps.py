@@ -19,9 +19,10 @@ from paddlenlp_nebula.codec.codec import Codec, Float32Vector
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.exchange import Exchange, described, name_fault, shares
-from paddlenlp_nebula.strategy.opening import Opening
+from paddlenlp_nebula.strategy.opening import Opening, common_guest
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
 from paddlenlp_nebula.strategy.product import ProductMerge
+from paddlenlp_nebula.strategy.reunion import Plane
 
 __all__ = ["LocalSteps", "LocalWork", "Merge", "apply_merge"]
 
@@ -57,6 +58,7 @@ class Merge:
         batch_hashes: member -> hash of its first batch (round 1), else 0.
         final: nobody takes a further step.
         ended_by: members that take no further step although this one would: nobody goes further.
+        guest: a cluster that has come back, to be taken in now.
     """
 
     parts: tuple[int, ...]
@@ -66,6 +68,7 @@ class Merge:
     batch_hashes: Mapping[str, int]
     final: bool
     ended_by: tuple[str, ...]
+    guest: str | None = None
 
 
 class LocalSteps:
@@ -180,6 +183,50 @@ class LocalSteps:
         unsent = self.exchange.unsent(bucket.index) if self._keep_unsent else None
         return anchor if unsent is None else anchor + unsent
 
+    # When clusters come together again, see `reunion.Member`
+
+    @property
+    def turns(self) -> int:
+        """Rounds that have been merged: which fragment is next."""
+        return int(self._turns[0])
+
+    def settle(self) -> None:
+        """What this member has done alone is its anchor now."""
+        for bucket in self.exchange.buckets:
+            if (unsent := self.exchange.unsent(bucket.index)) is not None:
+                self._backend.fill(unsent, 0.0)
+        self._weights[:] = 0
+        self.rebase()
+
+    def brings(self, bucket: Bucket) -> Float32Vector:
+        """The anchor in a bucket, in host memory."""
+        return self._backend.to_host(self.anchor[bucket.start : bucket.stop])
+
+    def planes(self) -> list[Plane]:
+        """The outer velocity, if there is any."""
+        if (velocity := self._velocity) is None:
+            return []
+        return [Plane(self.exchange.buckets, lambda b: self._backend.to_host(velocity[b.start : b.stop]))]
+
+    def move(self, parameters: Float32Vector, turns: int, states: Sequence[Float32Vector]) -> Float32Vector:
+        """Go on from another anchor: what has been done since a fragment's last round is kept."""
+        self._turns[:] = turns
+        if states and self._velocity is not None:
+            self._backend.load(self._velocity, states[0])
+        values = np.empty_like(parameters)
+        for bucket in self.exchange.buckets:
+            place = slice(bucket.start, bucket.stop)
+            since = self._weights[bucket.index % self._fragments] > 0
+            change = self.exchange.read(bucket)
+            self._backend.subtract(change, self._base(bucket))
+            self._backend.load(self.anchor[place], parameters[place])
+            own = self._backend.copy(self._base(bucket))
+            if since:
+                self._backend.add(own, change)
+            values[place] = self._backend.to_host(own)
+        self._hash_anchors()
+        return values
+
     def compare_final(self, step: int) -> None:
         """Compare the parameters once more, after the last round."""
         opening = Opening(step, 0.0, 0, 0.0, tuple(self.exchange.digests), final=True)
@@ -277,7 +324,8 @@ class LocalSteps:
             for member, change in changes.items():
                 self._backend.add(values, change, share[member])
         ended_by = () if work.final else enders
-        return Merge(parts, values, share, min(speeds), hashes, final, ended_by), changes
+        guest = common_guest(openings, link.clusters)
+        return Merge(parts, values, share, min(speeds), hashes, final, ended_by, guest), changes
 
 
 def apply_merge(

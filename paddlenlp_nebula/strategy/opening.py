@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from paddlenlp_nebula.errors import ProtocolError
 
-__all__ = ["FINAL", "Opening"]
+__all__ = ["FINAL", "Opening", "common_guest", "guest_bits"]
 
 FINAL = 1
 """Flag of a ROUND frame: this member takes no further step."""
-_HEAD = struct.Struct(
-    "!QdQd"
-)  # step, weight, hash of the first batch, seconds per step; then digests and presence bits
+# Step, weight, hash of the first batch, seconds per step, guests; then digests and presence bits.
+_HEAD = struct.Struct("!QdQdQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Opening:
         digests: a 64-bit hash of each bucket of its parameters.
         present: a bit for each parameter: whether it contributes to it.
         final: it takes no further step.
+        guests: a bit for each cluster of the run: whether it has come back, as far as the member can see.
     """
 
     step: int
@@ -37,10 +38,11 @@ class Opening:
     digests: tuple[int, ...]
     present: bytes = b""
     final: bool = False
+    guests: int = 0
 
     def pack(self) -> bytes:
         """The message's payload; ``final`` travels as a flag of the frame."""
-        head = _HEAD.pack(self.step, self.weight, self.batch_hash, self.step_s)
+        head = _HEAD.pack(self.step, self.weight, self.batch_hash, self.step_s, self.guests)
         return head + struct.pack(f"!{len(self.digests)}Q", *self.digests) + self.present
 
     @classmethod
@@ -53,11 +55,24 @@ class Opening:
         wanted = _HEAD.size + 8 * buckets + present_bytes
         if len(payload) != wanted:
             raise ProtocolError(f"a ROUND message from cluster {member!r} must be {wanted} bytes, got {len(payload)}")
-        step, weight, batch_hash, step_s = _HEAD.unpack_from(payload)
+        step, weight, batch_hash, step_s, guests = _HEAD.unpack_from(payload)
         if not 0 <= weight < float("inf"):
             raise ProtocolError(f"the weight of cluster {member!r} must be finite and not negative, got {weight}")
         if not 0 <= step_s < float("inf"):
             raise ProtocolError(f"the seconds per step of cluster {member!r} must be finite, got {step_s}")
         digests = struct.unpack_from(f"!{buckets}Q", payload, _HEAD.size)
         present = payload[_HEAD.size + 8 * buckets :]
-        return cls(step, weight, batch_hash, step_s, digests, present, bool(flags & FINAL))
+        return cls(step, weight, batch_hash, step_s, digests, present, bool(flags & FINAL), guests)
+
+
+def guest_bits(guests: Collection[str], clusters: Sequence[str]) -> int:
+    """What `Opening.guests` says of some clusters."""
+    return sum(1 << place for place, name in enumerate(clusters) if name in guests)
+
+
+def common_guest(openings: Mapping[str, Opening], clusters: Sequence[str]) -> str | None:
+    """The first cluster that all members say has come back; nobody is taken in when training ends."""
+    common = -1
+    for opening in openings.values():
+        common &= 0 if opening.final else opening.guests
+    return next((name for place, name in enumerate(clusters) if common >> place & 1), None)

@@ -168,7 +168,7 @@ def test_only_what_is_selected_travels_and_once(codec: str) -> None:
     for member in group:
         sent = member.link.bytes_sent
         assert sent["BUCKET"] == 2 * (4 * HEADER_BYTES + 24 * PER_ELEMENT[codec])
-        assert sent["ROUND"] == 2 * (HEADER_BYTES + 32 + 4 * 8 + 1)
+        assert sent["ROUND"] == 2 * (HEADER_BYTES + 40 + 4 * 8 + 1)
         assert sent["END"] == sent["VOTE"] == 2 * HEADER_BYTES
         assert set(sent) - {"WAITING"} == {"BUCKET", "ROUND", "END", "VOTE"}
 
@@ -353,7 +353,7 @@ def packed(kind: Kind, payload: bytes, **fields: int) -> bytes:
 def opening_of(member: Averager, **changes: Any) -> bytes:
     """The ROUND message that the member would send."""
     fields = {"step": 1, "weight": 1.0, "batch_hash": 0, **changes}
-    head = _HEAD.pack(fields["step"], fields["weight"], fields["batch_hash"], 0.0)
+    head = _HEAD.pack(fields["step"], fields["weight"], fields["batch_hash"], 0.0, 0)
     return head + b"".join(digest.to_bytes(8, "big") for digest in member.exchange.digests) + b"\xe0"
 
 
@@ -370,7 +370,7 @@ def put(member: Averager, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("opening", "a ROUND message from cluster 'birch' must be 65 bytes, got"),
+        ("opening", "a ROUND message from cluster 'birch' must be 73 bytes, got"),
         ("bucket", "bucket 0 does not decode: 7 elements as fp32 must be 28 bytes, got"),
     ],
 )
