@@ -69,10 +69,14 @@ class History:
         Raises:
             ProtocolError: it is not what `state` makes.
         """
-        self.work = float(state["work"])
-        for name, entries in (("recent", self._recent), ("pinned", self._pinned)):
+        recent, pinned = (parse_entries(state.get(name), "the checkpoint") for name in ("recent", "pinned"))
+        work = state.get("work")
+        if not isinstance(work, int | float) or not 0 <= work < float("inf"):
+            raise ProtocolError(f"the checkpoint must say how much has been trained on, got {work!r:.80}")
+        self.work = float(work)
+        for kept, entries in ((recent, self._recent), (pinned, self._pinned)):
             entries.clear()
-            entries.extend(parse_entries(state[name], "the checkpoint"))
+            entries.extend(kept)
 
 
 def parse_entries(value: Any, sender: str) -> list[Entry]:
@@ -83,7 +87,7 @@ def parse_entries(value: Any, sender: str) -> list[Entry]:
     """
     try:
         entries = [Entry(int(number), str(digest), float(work)) for number, digest, work in value]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(
             f"the rounds that {sender} remembers must be [number, digest, work], got {value!r:.80}"
         ) from error
