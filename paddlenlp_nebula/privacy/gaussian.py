@@ -81,7 +81,8 @@ def normal(key: bytes, count: int) -> Float32Vector:
     bits = keystream(key, 16 * pairs).view(np.uint64).reshape(2, pairs) >> np.uint64(11)
     radius = np.sqrt(-2 * np.log((bits[0] + np.uint64(1)) * 2.0**-53)).astype(np.float32)
     angle = (bits[1] * (2 * np.pi * 2.0**-53)).astype(np.float32)
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+    numbers: Float32Vector = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    return numbers[:count]
 
 
 def _square(update: Float32Vector) -> float:

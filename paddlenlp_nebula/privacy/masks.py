@@ -37,14 +37,14 @@ class Masks:
         epoch: number of the member list.
 
     Attributes:
-        epoch: as given.
+        era: the epoch and the members: a cluster that comes back may have known another list by the same number.
 
     Raises:
         PeerLost: what a member gave is no public key.
     """
 
     def __init__(self, cluster: str, keys: Mapping[str, bytes], private: X25519PrivateKey, epoch: int) -> None:
-        self.epoch = epoch
+        self.era = epoch, tuple(keys)
         members = list(keys)
         self._latest = (0, -1)
         # Everything that was agreed on, so that members who have seen different keys share no mask.
@@ -93,11 +93,11 @@ class Masks:
         """
         if (number, part) <= self._latest:
             raise NebulaError(
-                f"a mask must be used once, and in order, got round {number}, part {part} in epoch {self.epoch} after "
+                f"a mask must be used once, and in order, got round {number}, part {part} in epoch {self.era[0]} after "
                 f"{self._latest}: this is a defect, please report it"
             )
         self._latest = number, part
-        turn = struct.pack("!IQI", self.epoch, number, part)
+        turn = struct.pack("!IQI", self.era[0], number, part)
         for adds, pair, secret in self._pairs:
             derive = HKDF(SHA256(), KEY_BYTES, self._salt, b"\0".join((_LABEL, pair, turn)))
             mask = keystream(derive.derive(secret), vector.nbytes).view(vector.dtype)

@@ -66,7 +66,7 @@ class SecureAggregation:
                 f"privacy_secure_aggregation needs {FEWEST} clusters and more, of which {' and '.join(link.members)} are "
                 "left: what they would exchange now could not be hidden; resume when the others are back"
             )
-        if self._masks is None or self._masks.epoch != link.epoch:
+        if self._masks is None or self._masks.era != (link.epoch, link.members):
             self._masks = Masks.agree(link, number)
         masks, dtype = self._masks, self._fixed_point.dtype
 

@@ -67,6 +67,18 @@ def test_another_member_list_has_other_masks_though_keys_and_epoch_be_the_same()
     assert (mask(masks(3)["amber"]) != mask(masks(4)["amber"])).mean() > 0.99
 
 
+def test_members_that_have_seen_different_keys_share_no_mask() -> None:
+    keys = {name: PRIVATE[name].public_key().public_bytes_raw() for name in NAMES[:3]}
+    lied_to = {**keys, "cedar": PRIVATE["delta"].public_key().public_bytes_raw()}
+    found = []
+    for member, seen in (("amber", keys), ("birch", keys), ("birch", lied_to)):
+        of = Masks(member, seen, PRIVATE[member], 0)
+        of._pairs = [pair for pair in of._pairs if pair[1] == b"amber,birch"]
+        found.append(mask(of))
+    assert not (found[0] + found[1]).any()
+    assert looks_uniform(found[0] + found[2])
+
+
 def test_what_is_sent_looks_random_though_two_others_compare_all_they_know() -> None:
     """Amber and birch take the masks that they share with cedar out of what it sends; delta's remains."""
     of = masks(4)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import NebulaError
@@ -15,6 +16,7 @@ from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.privacy.accountant import Accountant
 from paddlenlp_nebula.privacy.fixed_point import FixedPoint, fixed_point_for
 from paddlenlp_nebula.privacy.gaussian import GaussianMechanism
+from paddlenlp_nebula.privacy.masks import Masks
 from paddlenlp_nebula.privacy.protection import Protection
 from paddlenlp_nebula.privacy.secure import SecureAggregation
 from paddlenlp_nebula.strategy.every_step import Contribution, EveryStep
@@ -227,6 +229,18 @@ def test_three_stop_whatever_the_quorum() -> None:
         assert isinstance(outcome, NebulaError)
         assert "privacy_secure_aggregation needs 3 clusters and more" in str(outcome)
     assert not any(epoch for member in group for epoch, _, _ in member.sent)
+
+
+def test_a_member_that_comes_back_brings_no_masks_of_another_list() -> None:
+    """Four that were together, of whom one was in another group meanwhile, whose epoch has the same number."""
+    group = [Hidden(link, FIXED["without a bound"]) for link in links(4)]
+    secure = group[3].exchange._protection.secure
+    assert secure is not None
+    keys = {name: X25519PrivateKey.generate() for name in ("delta", "x", "y")}
+    secure._masks = Masks("delta", {n: k.public_key().public_bytes_raw() for n, k in keys.items()}, keys["delta"], 0)
+    results = ran(group, lambda member, i: member.step(1, i))
+    assert len({result.tobytes() for result in results}) == 1
+    np.testing.assert_allclose(results[0], sum(gradients([0, 1, 2, 3], group[0])) / 4, rtol=1e-5, atol=1e-6)
 
 
 def test_a_payload_of_another_length_costs_membership() -> None:
