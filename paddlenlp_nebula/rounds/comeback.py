@@ -97,7 +97,8 @@ class Comeback:
             party.returns.invite(newcomer, party.number)
         if alone:
             member.settle()
-        limit = 0 if run.arguments.hides_updates else run.arguments.sync_staleness_limit
+        # A newcomer's own work would travel as it is, neither noised nor masked: not even that of the same round.
+        limit = -1 if run.arguments.hides_updates else run.arguments.sync_staleness_limit
         reunion = self._reunion = self._reunion or Reunion(party.link, self.history, limit)
         bearings = Bearings(step, member.turns, fields)
         planes = [*member.planes(), *([] if states is None else [_plane(states)])]

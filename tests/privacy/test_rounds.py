@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import paddle
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.privacy.choose import accountant_for, protection_for
+from paddlenlp_nebula.rounds import comeback
 from paddlenlp_nebula.rounds.base import Step
 from paddlenlp_nebula.rounds.every_step import EveryStepRounds
 from paddlenlp_nebula.rounds.local_steps import LocalStepsRounds
@@ -64,6 +67,24 @@ def test_a_loss_scale_is_refused_with_noise() -> None:
     rounds, _ = made(EveryStepRounds, paddle.CPUPlace(), **NOISE)
     with pytest.raises(NebulaError, match=r"needs gradients without a loss scale.*use bf16"):
         rounds.before_step(Step(1, 4, 4, scaled=True))
+
+
+@pytest.mark.parametrize(("settings", "limit"), [(NOISE, -1), (SECURE, -1), ({"sync_staleness_limit": 7}, 7)])
+def test_what_a_cluster_that_comes_back_has_learned_alone_is_not_merged(settings, limit, monkeypatch) -> None:
+    """Its parameters would travel as they are."""
+
+    class Stop(Exception):
+        pass
+
+    def reunion(link, history, staleness_limit):
+        raise Stop(staleness_limit)
+
+    monkeypatch.setattr(comeback, "Reunion", reunion)
+    party = SimpleNamespace(link=SimpleNamespace(peers=("east",)), returns=Mock(), number=3)
+    run: Any = SimpleNamespace(arguments=NebulaArguments(**THREE, **settings), party=party)
+    with pytest.raises(Stop) as stop:
+        comeback.Comeback(run).meet("north", 5, {}, Mock(), None)
+    assert stop.value.args == (limit,)
 
 
 def test_a_bound_and_its_noise_fit_into_32_bits() -> None:
