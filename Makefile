@@ -44,7 +44,7 @@ test: setup lint type
 test-slow: setup
 	$(BIN)/pytest -m slow
 
-# Everything that reads bytes from a peer, for ten minutes: 25 targets.
+# Everything that reads bytes from a peer, for ten minutes: 26 targets.
 fuzz: $(STAMP)
 	NEBULA_FUZZ_S=25 $(BIN)/pytest tests/fuzz
 

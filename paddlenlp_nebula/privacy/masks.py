@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -21,7 +22,7 @@ from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.privacy.fixed_point import Ring
 from paddlenlp_nebula.privacy.keystream import KEY_BYTES, keystream
 
-__all__ = ["Masks"]
+__all__ = ["Masks", "read_key"]
 
 _LABEL = b"paddlenlp-nebula: secure aggregation"
 _FIELD = "mask_key"
@@ -72,12 +73,8 @@ class Masks:
         """
         private = X25519PrivateKey.generate()
         note = {_FIELD: private.public_key().public_bytes_raw().hex()}
-        keys = {}
-        for member, theirs in all_gather_notes(link, note, round=number).items():
-            try:
-                keys[member] = bytes.fromhex(theirs[_FIELD])
-            except (KeyError, TypeError, ValueError) as error:
-                raise PeerLost(member, f"its key for masks must be hexadecimal, got {theirs!r:.80}") from error
+        notes = all_gather_notes(link, note, round=number)
+        keys = {member: read_key(theirs, member) for member, theirs in notes.items()}
         return cls(link.cluster, keys, private, link.epoch)
 
     def add(self, vector: Ring, number: int, part: int) -> None:
@@ -102,3 +99,15 @@ class Masks:
             derive = HKDF(SHA256(), KEY_BYTES, self._salt, b"\0".join((_LABEL, pair, turn)))
             mask = keystream(derive.derive(secret), vector.nbytes).view(vector.dtype)
             (np.add if adds else np.subtract)(vector, mask, out=vector)
+
+
+def read_key(note: Mapping[str, Any], member: str) -> bytes:
+    """The public key in a member's note, of any length.
+
+    Raises:
+        PeerLost: there is none.
+    """
+    try:
+        return bytes.fromhex(note[_FIELD])
+    except (KeyError, TypeError, ValueError) as error:
+        raise PeerLost(member, f"its key for masks must be hexadecimal, got {note!r:.80}") from error

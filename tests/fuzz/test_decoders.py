@@ -16,17 +16,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paddlenlp_nebula.codec.codec import Layout
 from paddlenlp_nebula.codec.registry import codec_from_spec
-from paddlenlp_nebula.errors import ProtocolError, SecurityError
+from paddlenlp_nebula.errors import PeerLost, ProtocolError, SecurityError
 from paddlenlp_nebula.link.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, Kind, checksum
 from paddlenlp_nebula.link.line import Line
 from paddlenlp_nebula.link.membership import _Proposal
 from paddlenlp_nebula.link.notes import pack_note, parse_note
 from paddlenlp_nebula.link.stream import Stream
+from paddlenlp_nebula.privacy.masks import Masks, read_key
 from paddlenlp_nebula.security.certificates import (
     Authority,
     new_key,
@@ -209,6 +211,25 @@ def test_openings() -> None:
         with contextlib.suppress(ProtocolError):
             found = Opening.parse(data, 1, member="east", buckets=3, present_bytes=2)
             assert len(found.digests) == 3
+
+    for_a_while(check)
+
+
+def test_keys_for_masks() -> None:
+    private = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+    own = private.public_key().public_bytes_raw()
+    low_order = (bytes(32), b"\x01" + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f")
+
+    @fuzz
+    @given(
+        damaged(own).map(bytes.hex) | st.sampled_from(low_order).map(bytes.hex) | st.text() | st.integers() | st.none()
+    )
+    def check(key: Any) -> None:
+        with contextlib.suppress(PeerLost):
+            keys = {"west": own, "east": read_key({"mask_key": key}, "east")}
+            vector = np.zeros(3, "<u4")
+            Masks("west", keys, private, 0).add(vector, 1, 0)
+            assert vector.any()
 
     for_a_while(check)
 
