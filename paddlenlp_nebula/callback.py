@@ -18,7 +18,7 @@ from paddlenlp_nebula.adapters.lora import freeze_a
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.batches import count, hash_batch
 from paddlenlp_nebula.checkpoint import find_state, save_state
-from paddlenlp_nebula.codec.registry import codec_from_spec
+from paddlenlp_nebula.doubts import doubts
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.evaluation import refuse_what_cannot_agree
 from paddlenlp_nebula.farewell import FarewellHook
@@ -113,7 +113,7 @@ class NebulaCallback(TrainerCallback):
         self._staying = [(name, p) for name, p in model.named_parameters() if id(p) not in travelling]
         saved = self._restore(state)
         if run.local.is_leader:
-            for sentence in _idle(nebula):
+            for sentence in doubts(nebula):
                 run.degrade(sentence, once=True)
             if (privacy := self.ledger.privacy) is not None:
                 journal = Path(args.output_dir) / JOURNAL_NAME
@@ -377,19 +377,6 @@ class NebulaCallback(TrainerCallback):
                 self._run.degrade(f"{self._report_path} could not be written: {error.strerror}", once=True)
             else:
                 self._reports += 1
-
-
-def _idle(nebula: NebulaArguments) -> list[str]:
-    """Settings that have no effect beside the others, and are no mistake either: a recipe's, under another strategy."""
-    found = []
-    if nebula.sync_strategy == "every_step" and nebula.sync_every != "30":
-        found.append(f"sync_every={nebula.sync_every} has no effect: sync_strategy='every_step' exchanges at each step")
-    if nebula.sync_feedback_decay != 1 and codec_from_spec(nebula.sync_codec).lossless:
-        found.append(
-            f"sync_feedback_decay={nebula.sync_feedback_decay:g} has no effect: sync_codec={nebula.sync_codec!r} leaves "
-            "nothing unsent"
-        )
-    return found
 
 
 def _number(value: Any) -> float | None:

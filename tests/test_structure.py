@@ -32,7 +32,7 @@ LAYERS = [
     ["strategy", "local", "ledger", "sharding", "batches"],
     ["arguments"],
     ["hybrid"],
-    ["hello", "void_step", "evaluation"],
+    ["hello", "void_step", "evaluation", "doubts"],
     ["run"],
     ["checkpoint"],
     ["rounds"],
