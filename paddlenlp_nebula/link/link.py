@@ -153,7 +153,7 @@ class Link(Streams):
         if not loss.deliberate:
             ours = "it goes on without this cluster"  # which may be what the peer has told us
             reason = loss.reason if loss.reason.startswith(ours) else f"{ours}: {loss.reason}"
-            self._say_goodbye(reason, deliberate=False, to=[peer])
+            self._say_goodbye(reason, deliberate=False, to=[peer], stays=True)
         self.members = tuple(name for name in self.members if name != peer)
         if (stream := self._streams.pop(peer, None)) is not None:
             stream.channel.close()
@@ -233,8 +233,10 @@ class Link(Streams):
         to: Sequence[str] | None = None,
         in_the_channel: bool = True,
         at_the_door: bool = True,
+        stays: bool = False,
     ) -> None:
-        body = {"reason": reason[:2000], "deliberate": deliberate}
+        """Give the reason to all peers; ``stays``: this cluster goes on, and its real end would still be news."""
+        body = {"reason": reason[:2000], "deliberate": deliberate, "stays": stays}
         if in_the_channel:
             self.post(Kind.LEAVE, pack_note(body), to=to)
         if at_the_door and self._door is not None:

@@ -142,7 +142,8 @@ class Switchboard:
             if any(sender == other.cluster for other in self.lines):
                 return  # we see ourselves whether it is
         if kind is Kind.LEAVE:
-            self._goodbyes.add((sender, to))
+            if not body.get("stays"):
+                self._goodbyes.add((sender, to))
             if to == self.cluster and body.get("deliberate"):
                 self._complete.append(sender)
         if to != self.cluster:
