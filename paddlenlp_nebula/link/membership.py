@@ -90,7 +90,7 @@ class Party:
 
     def candidates(self) -> tuple[str, ...]:
         """Clusters that have come back, as far as this one can see."""
-        return () if self.returns is None else self.returns.candidates()
+        return () if self.returns is None else self.returns.candidates(self.number)
 
     def end(self, sentence: str) -> None:
         """A member has ended training for everybody."""

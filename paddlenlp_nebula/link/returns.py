@@ -2,7 +2,8 @@
 
 A cluster that has lost the others, or was started anew, finds a door again (`Knocker`), gets a channel to each cluster
 that it is not together with (`Connector`), and is a *guest* there. Both sides say who is with them (PRESENT). Of two
-groups the larger one takes in the other's members, one by one; of two of a size the one with the earlier cluster.
+groups the larger one takes in the other's members, one by one; of two of a size the one that has come further, and of
+two that have come as far the one with the earlier cluster.
 
 All members of the group must have the guest as theirs; they see that in each other's openings (``ROUND``), and after
 that round all of them invite it. A guest says yes (ACCEPT) between two of its own steps, as soon as everybody has
@@ -24,7 +25,7 @@ from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.notes import pack_note
 from paddlenlp_nebula.security.identity import Credentials
 
-__all__ = ["Invitation", "Returns", "outranks"]
+__all__ = ["Group", "Invitation", "Returns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,25 @@ class Invitation:
     epoch: int
 
 
-def outranks(ours: Sequence[str], theirs: Sequence[str], clusters: Sequence[str]) -> bool:
-    """Whether a group takes in another's members, rather than the other way round.
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Clusters that are together.
 
-    Args:
-        ours, theirs: the groups' members.
-        clusters: all in order.
+    Attributes:
+        members: who they are.
+        number: their last completed exchange.
     """
 
-    def rank(members: Sequence[str]) -> tuple[int, int]:
-        return len(members), -min(clusters.index(name) for name in members)
+    members: tuple[str, ...]
+    number: int
 
-    return rank(ours) > rank(theirs)
+    def outranks(self, other: Group, clusters: Sequence[str]) -> bool:
+        """Whether it takes in the other's members, rather than the other way round; ``clusters``: all in order."""
+
+        def rank(group: Group) -> tuple[int, int, int]:
+            return len(group.members), group.number, -min(clusters.index(name) for name in group.members)
+
+        return rank(self) > rank(other)
 
 
 class Returns:
@@ -72,28 +80,31 @@ class Returns:
         self._door = door
         self._connector = Connector(door, credentials)
         self._knocker = Knocker(door, report)
-        self._present: dict[str, tuple[str, ...]] = {}  # guest -> the members of its group
+        self._present: dict[str, Group] = {}  # guest -> its group
         self._invitations: dict[str, Invitation] = {}  # by the member that has sent it
-        self._told: dict[str, tuple[str, ...]] = {}  # guest -> the members that we have told it of
+        self._told: dict[str, Group] = {}  # guest -> our group, as we have told it
 
-    def candidates(self) -> tuple[str, ...]:
-        """The guests that may be invited, as far as this cluster is concerned."""
-        self._look()
-        link = self._link
+    def candidates(self, number: int) -> tuple[str, ...]:
+        """The guests that may be invited, as far as this cluster is concerned.
+
+        Args:
+            number: the last exchange that this cluster has completed.
+        """
+        ours = self._look(number)
         return tuple(
             guest
-            for guest in link.guests
-            if guest in self._present and outranks(link.members, self._present[guest], link.clusters)
+            for guest in self._link.guests
+            if guest in self._present and ours.outranks(self._present[guest], self._link.clusters)
         )
 
-    def invitation(self) -> Invitation | None:
-        """That of a group which outranks ours, once all of its members have sent it."""
-        self._look()
+    def invitation(self, number: int) -> Invitation | None:
+        """That of a group which outranks ours, once all of its members have sent it; ``number``: as above."""
+        ours = self._look(number)
         link = self._link
         for invitation in self._invitations.values():
-            inviting = [name for name in invitation.members if name != link.cluster]
-            others = [self._invitations.get(name) for name in inviting]
-            if all(other == invitation for other in others) and outranks(inviting, link.members, link.clusters):
+            inviting = tuple(name for name in invitation.members if name != link.cluster)
+            agreed = all(self._invitations.get(name) == invitation for name in inviting)
+            if agreed and Group(inviting, invitation.number).outranks(ours, link.clusters):
                 return invitation
         return None
 
@@ -127,9 +138,10 @@ class Returns:
         self._knocker.close()
         self._connector.close()
 
-    def _look(self) -> None:
-        """Take in what has happened since the last time, without waiting."""
+    def _look(self, number: int) -> Group:
+        """Take in what has happened since the last time, without waiting; returns our own group."""
         link = self._link
+        ours = Group(link.members, number)
         link.departures()  # the last words of an earlier life must not be taken for news
         arrived = self._door.arrived()
         for peer, channel in self._connector.take().items():
@@ -140,9 +152,9 @@ class Returns:
                 link.dismiss(guest)
                 self._forget(guest)
                 continue
-            if self._told.get(guest) != link.members:
-                self._told[guest] = link.members
-                link.post(Kind.PRESENT, pack_note({"members": link.members}), to=[guest])
+            if self._told.get(guest) != ours:
+                self._told[guest] = ours
+                link.post(Kind.PRESENT, pack_note({"members": ours.members, "number": number}), to=[guest])
             try:
                 while (heard := link.hear(guest)) is not None:
                     self._hear(guest, *heard)
@@ -150,20 +162,23 @@ class Returns:
                 link.dismiss(guest)
                 self._forget(guest)
         self._connector.want([name for name in link.clusters if name not in (*link.members, *link.guests)])
+        return ours
 
     def _hear(self, guest: str, kind: Kind, note: dict[str, Any]) -> None:
-        members = note.get("members")
+        members, number = note.get("members"), note.get("number")
         if not isinstance(members, list) or any(name not in self._link.clusters for name in members):
             raise ProtocolError(f"cluster {guest!r} must name clusters of the run as members, got {members!r:.80}")
         if guest not in members:
             raise ProtocolError(f"cluster {guest!r} must be a member of its own group, got {members}")
+        if not isinstance(number, int) or not 0 <= number < 1 << 63:
+            raise ProtocolError(f"cluster {guest!r} must say how far it has come, got {number!r:.80}")
         if kind is Kind.PRESENT:
-            self._present[guest] = tuple(members)
+            self._present[guest] = Group(tuple(members), number)
             self._invitations.pop(guest, None)  # of a group that is another one by now
         elif kind is Kind.INVITE:
-            number, epoch = note.get("number"), note.get("epoch")
-            if not isinstance(number, int) or not isinstance(epoch, int) or not 0 <= epoch < 1 << 32 or number < 0:
-                raise ProtocolError(f"cluster {guest!r} must invite with its numbers, got {note!r:.80}")
+            epoch = note.get("epoch")
+            if not isinstance(epoch, int) or not 0 <= epoch < 1 << 32:
+                raise ProtocolError(f"cluster {guest!r} must invite into an epoch, got {epoch!r:.80}")
             if self._link.cluster not in members:
                 raise ProtocolError(f"cluster {guest!r} must invite this cluster, got {members}")
             self._invitations[guest] = Invitation(tuple(members), number, epoch)

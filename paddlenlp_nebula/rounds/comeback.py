@@ -60,10 +60,10 @@ class Comeback:
         returns = run.party.returns
         if returns is None or run.ended is not None:
             return None
-        if returns.invitation() is not None:
+        if returns.invitation(run.number) is not None:
             return run.arguments.cluster_name
         if not run.party.link.peers:
-            return next(iter(returns.candidates()), None)
+            return next(iter(run.party.candidates()), None)
         return guest
 
     def meet(
@@ -89,7 +89,7 @@ class Comeback:
         alone = joins or not party.link.peers
         assert party.returns is not None
         if joins:
-            if (invitation := party.returns.invitation()) is None:
+            if (invitation := party.returns.invitation(party.number)) is None:
                 return None  # withdrawn meanwhile
             party.returns.accept(invitation)
             party.number = invitation.number

@@ -12,21 +12,22 @@ host with the shortest way to it sends anything, and only the buckets that diffe
 from __future__ import annotations
 
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import xxhash
 
 from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.codec.codec import Float32Vector
-from paddlenlp_nebula.errors import HandshakeError, PeerLost, ProtocolError
+from paddlenlp_nebula.errors import HandshakeError, NebulaError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.gather import all_gather_notes, pass_on
 from paddlenlp_nebula.link.handshake import compare
-from paddlenlp_nebula.link.link import Link
+from paddlenlp_nebula.link.link import EpochProposed, Link
 from paddlenlp_nebula.link.notes import pack_note, parse_note
 from paddlenlp_nebula.strategy.exchange import Exchange
 from paddlenlp_nebula.strategy.history import Entry, History, last_common, parse_entries, since
@@ -164,8 +165,7 @@ class Reunion:
         joins = newcomer == link.cluster
         hosts = [member for member in link.members if member != newcomer]
         if not joins and not self._accepted:
-            with link.receive(newcomer, Kind.ACCEPT):
-                self._accepted = True
+            self._await_acceptance(newcomer)
         notes = self._introductions(number, bearings)
         self._compare(notes, newcomer, hosts[0])
         share, work, common, apart = self._shares(notes, newcomer, hosts)
@@ -201,6 +201,15 @@ class Reunion:
         self._accepted = False
         if complete:
             self._fetched.clear()
+
+    def _await_acceptance(self, newcomer: str) -> None:
+        try:
+            with self._link.receive(newcomer, Kind.ACCEPT):
+                self._accepted = True
+        except (PeerLost, EpochProposed):
+            raise
+        except NebulaError as error:  # it has invited us at the same moment, say: both try again
+            raise PeerLost(newcomer, f"it does not accept our invitation: {error}") from error
 
     def _introductions(self, number: int, bearings: Bearings) -> dict[str, _Introduction]:
         own = {
@@ -302,12 +311,12 @@ class Reunion:
             if _digest(theirs) != digests[part]:
                 raise PeerLost(member, f"its bucket {part} is not the one that it has announced")
             ours = values[bucket.start : bucket.stop]
-            if weight:
-                ours *= weight
-                ours += other * theirs
-            else:
+            if not weight:
                 ours[:] = theirs
                 self._fetched[part] = (digests[part], ours.copy())
+            elif other:  # else not even their zeros, which would turn a -0.0 into another one than that of the others
+                ours *= weight
+                ours += other * theirs
         return values
 
     def _copy(self, number: int, plane: Plane, routes: Mapping[str, Sequence[str]], joins: bool) -> Float32Vector:
@@ -353,11 +362,15 @@ class _Introduction:
             ProtocolError: it is none.
         """
         step, turns, fields, work = (note.get(name) for name in ("step", "turns", "fields", "work"))
-        if not (isinstance(step, int) and isinstance(turns, int) and isinstance(fields, dict)):
+        if not (_is_count(step) and _is_count(turns) and isinstance(fields, dict)):
             raise ProtocolError(f"{sender} must say where it stands, got {note!r:.80}")
-        if not (isinstance(work, int | float) and 0 <= work < float("inf") and 0 <= step < 1 << 53):
+        if not (isinstance(work, int | float) and 0 <= work <= sys.float_info.max):
             raise ProtocolError(f"{sender} must say what it has done, got {note!r:.80}")
         return cls(step, turns, fields, float(work), parse_entries(note.get("history"), sender))
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < 1 << 53
 
 
 def _digest(vector: Float32Vector) -> int:
