@@ -12,7 +12,7 @@ from tests.faults.jobs import Zygote
 
 __all__ = ["SETTING", "measure"]
 
-SETTING = Setting("goodput", "local_steps", every="10", clusters=("west", "east"), doors=1, steps=3000)
+SETTING = Setting("goodput", "local_steps", every="10", clusters=("west", "east"), doors=1, steps=2000)
 _AWAY = 0.1
 _EPISODES = 2
 
