@@ -17,7 +17,7 @@ _ADAPTERS = {
     VeRAModel: ("vera_config", r"vera_", "mark_only_vera_as_trainable"),
     LoKrModel: ("lokr_config", r"lokr_", "mark_only_lokr_as_trainable"),
     PrefixModelForCausalLM: ("prefix_config", r"prefix_encoder", "mark_only_prefix_as_trainable"),
-    ReFTModel: ("reft_config", r"", "disable_model_gradients"),
+    ReFTModel: ("config", r"^layer\.\d+\.", "disable_model_gradients"),
 }
 
 
