@@ -8,7 +8,7 @@ from typing import Optional, get_type_hints  # PdArgumentParser cannot read "str
 
 from paddlenlp_nebula.codec.registry import CODECS, codec_from_spec
 from paddlenlp_nebula.errors import ConfigurationError
-from paddlenlp_nebula.link.addresses import rendezvous_problem
+from paddlenlp_nebula.link.addresses import roster_problems
 from paddlenlp_nebula.privacy.arguments import PrivacyArguments, privacy_problems
 from paddlenlp_nebula.strategy.outer import OUTER
 from paddlenlp_nebula.strategy.pace import Pace
@@ -23,6 +23,7 @@ _CHOICES = {
     "sync_outer": OUTER,
     "sync_weight": ("samples", "tokens", "equal"),
     "sync_on_loss": ("continue", "stop"),
+    "sync_on_divergence": ("stop", "resync"),
     "sync_init": ("broadcast", "verify"),
     "sync_resume": ("refuse", "common"),
     "sync_data": (None, "shard", "own"),
@@ -178,6 +179,13 @@ class NebulaArguments(PrivacyArguments):
     sync_on_loss: str = field(
         default="continue", metadata={"help": "What to do when a cluster is lost: continue with the rest, or stop."}
     )
+    sync_on_divergence: str = field(
+        default="stop",
+        metadata={
+            "help": "What to do when clusters that should hold the same parameters do not: stop and name the bucket, or resync: "
+            "who differs from the majority leaves, and comes back for its parameters (three clusters and more)."
+        },
+    )
     sync_security: Optional[str] = field(
         default=None,
         metadata={
@@ -253,6 +261,13 @@ class NebulaArguments(PrivacyArguments):
             found.append(
                 f"sync_quorum must be between 1 and the number of clusters ({len(self.cluster_names)}), "
                 f"got {self.sync_quorum!r}"
+            )
+        if self.sync_on_divergence == "resync" and (
+            len(self.cluster_names) < 3 or self.rendezvous in ("world", "loopback") or self.sync_lora_merge == "product"
+        ):
+            found.append(
+                "sync_on_divergence='resync' needs three clusters for a majority, a rendezvous where one can come back, and "
+                f"another sync_lora_merge than product, got {self.clusters!r}, {self.rendezvous!r}, {self.sync_lora_merge!r}"
             )
         if not isinstance(self.sync_staleness_limit, int) or self.sync_staleness_limit < 0:
             found.append(
@@ -378,22 +393,4 @@ class NebulaArguments(PrivacyArguments):
                 f"{', '.join(missing)} must be set, got nothing: start the script with `nebula launch`, or set the "
                 f"field{'s' * (len(missing) > 1)} or {variables}"
             ]
-        found = []
-        names = self.cluster_names
-        bad = [
-            name for name in names if not name.replace("-", "").replace("_", "").isalnum() or len(name.encode()) > 63
-        ]
-        if bad:
-            found.append(
-                f"clusters must be names of 1 to 63 letters, digits, '-' and '_', separated by commas, got {self.clusters!r}"
-            )
-        elif len(set(names)) != len(names):
-            found.append(f"clusters must name each cluster once, got {self.clusters!r}")
-        elif self.cluster not in names:
-            found.append(f"cluster must be one of clusters ({', '.join(names)}), got {self.cluster!r}")
-        if len(names) > 64:
-            found.append(f"clusters must name at most 64 clusters, got {len(names)}")
-        if self.rendezvous not in ("world", "loopback"):
-            problem = rendezvous_problem(str(self.rendezvous), names)
-            found += [problem] if problem else []
-        return found
+        return roster_problems(str(self.cluster), self.cluster_names, str(self.rendezvous))

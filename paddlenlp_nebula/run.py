@@ -168,6 +168,7 @@ class Run:
                 seconds_exposed=seconds,
                 seconds_waiting=self._link.seconds_waiting - waited,
                 digest=entry["digest"],
+                update_norm=entry.get("update_norm"),
             )
         )
 
@@ -237,6 +238,8 @@ class Run:
             fate = (
                 f"{work} are dropped: it remembers no round that the others do" if found.work else "it brings nothing"
             )
+        elif found.diverged:
+            fate = f"{work} are dropped: its parameters had come to differ from those of the majority"
         elif not found.share and found.work:
             fate = f"{work} are dropped, after {found.apart} rounds (sync_staleness_limit)"
         else:

@@ -6,14 +6,14 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.security.throwaway import throw_away, throwaway_folder, thrown_away
 
-__all__ = ["Roster", "free_port", "local_roster", "paddle_command", "secured", "split_devices", "thread_variables"]
+__all__ = ["Roster", "free_ports", "local_roster", "paddle_command", "secured", "split_devices", "thread_variables"]
 
 _NAMES = ("west", "east", "north", "south")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -25,7 +25,7 @@ class Roster:
 
     Attributes:
         names: the clusters.
-        rendezvous: "host:port" of the first one's door.
+        rendezvous: "host:port" of their doors, separated by commas; of the first one's at least.
         certificates: folder with everybody's (`secured`); None where each site has its own.
     """
 
@@ -88,15 +88,18 @@ def local_roster(count: int | None, clusters: str | None) -> Roster:
             )
     if len(set(names)) != len(names):
         raise ConfigurationError([f"--clusters must name each cluster once, got {clusters!r}"])
-    return Roster(names, f"127.0.0.1:{free_port()}")
+    return Roster(names, ",".join(f"127.0.0.1:{port}" for port in free_ports(len(names))))
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """TCP ports of the loopback interface that nobody listens on at this moment."""
+    with ExitStack() as probes:
+        found = []
+        for _ in range(count):
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            found.append(int(probe.getsockname()[1]))
+        return found
 
 
 def thread_variables(processes: int, environment: Mapping[str, str]) -> dict[str, str]:

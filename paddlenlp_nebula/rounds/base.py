@@ -90,6 +90,7 @@ class Rounds(ABC):
         run.ledger.facts |= {"backend": self._backend.name, **facts}
         self._protection = protection_for(run.arguments, run.ledger.privacy, selection.names)
         self.comeback = Comeback(run)
+        self._resync = run.arguments.sync_on_divergence == "resync"
         self._fields: dict[str, Any] = {}  # what must be equal on all clusters, also on one that comes back
         self._jump: int | None = None
         self._buckets = buckets_for(selection, codec_for(run.arguments), run.arguments.sync_fragments)

@@ -100,13 +100,14 @@ class Comeback:
         # A newcomer's own work would travel as it is, neither noised nor masked: not even that of the same round.
         limit = -1 if run.arguments.hides_updates else run.arguments.sync_staleness_limit
         reunion = self._reunion = self._reunion or Reunion(party.link, self.history, limit)
-        bearings = Bearings(step, member.turns, fields)
+        bearings = Bearings(step, member.turns, fields, joins and member.exchange.diverged)
         planes = [*member.planes(), *([] if states is None else [_plane(states)])]
         parameters = Plane(member.exchange.buckets, member.brings)
         found = party.together(lambda number: reunion.attempt(number, newcomer, bearings, parameters, planes))
         reunion.done(complete=found is not None)
         if found is None:
             return None
+        member.exchange.diverged = False
         received = list(found.states)
         optimizer = received.pop() if received and states is not None else None
         moved = None if found.parameters is None else member.move(found.parameters, found.turns, received)

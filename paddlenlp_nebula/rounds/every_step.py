@@ -39,6 +39,7 @@ class EveryStepRounds(Rounds):
             source=self._source,
             backend=self._backend,
             protection=self._protection,
+            resync=self._resync,
         )
         self._leader = EveryStep(exchange)
 
@@ -75,6 +76,7 @@ class EveryStepRounds(Rounds):
                     "members": len(average.batch_hashes),
                     "share": average.share,
                     "digest": self.exchange.parameter_digest(),
+                    "update_norm": self._protection.norm,
                 }
 
             outcome = run.lead(work)

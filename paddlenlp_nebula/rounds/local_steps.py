@@ -42,6 +42,7 @@ class LocalStepsRounds(Rounds):
             self._source,
             self._backend,
             self._protection,
+            resync=self._resync,
         )
         outer = OuterOptimizer(arguments.sync_outer, arguments.sync_outer_lr, arguments.sync_outer_momentum)
         self._leader = LocalSteps(
@@ -133,6 +134,7 @@ class LocalStepsRounds(Rounds):
                     "fastest_step_s": merge.fastest_step_s,
                     "final": merge.final,
                     "digest": digest,
+                    "update_norm": self._protection.norm,
                 }
 
             outcome = run.lead(work)

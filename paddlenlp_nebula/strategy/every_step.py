@@ -20,8 +20,8 @@ from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.selection import Selection
-from paddlenlp_nebula.strategy.exchange import Exchange, name_fault, shares
-from paddlenlp_nebula.strategy.opening import Opening, common_guest
+from paddlenlp_nebula.strategy.exchange import Exchange, name_fault
+from paddlenlp_nebula.strategy.opening import Opening, common_guest, shares
 from paddlenlp_nebula.strategy.reunion import Plane
 from paddlenlp_nebula.tensors import gradient, set_gradient
 

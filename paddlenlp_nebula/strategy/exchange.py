@@ -26,10 +26,10 @@ from paddlenlp_nebula.link.gather import all_gather
 from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.privacy.protection import UNPROTECTED, Protection
 from paddlenlp_nebula.selection import Selection
-from paddlenlp_nebula.strategy.opening import FINAL, Opening, guest_bits
+from paddlenlp_nebula.strategy.opening import FINAL, Opening, first_difference, guest_bits, majority
 from paddlenlp_nebula.tensors import Tensor
 
-__all__ = ["Exchange", "buckets_for", "described", "name_fault", "shares"]
+__all__ = ["Exchange", "buckets_for", "described", "name_fault"]
 
 _KEY = re.compile(r"codec/(\d+)/(\w+)")
 _SPEC = "codec/spec"
@@ -46,8 +46,10 @@ class Exchange:
         source: parameter number -> the tensor that holds its values: a float32 master weight, say; by default itself.
         backend: where vectors are kept and encoded.
         protection: what hides this member's contribution to an average; on the host's backend only.
+        resync: members whose parameters differ from those of the majority are lost, and may come back for the right ones.
 
     Attributes:
+        diverged: this member was lost for that reason, and has not come back.
         selection, party, backend: as given.
         buckets: the selection, cut.
         digests: a 64-bit hash of each bucket of the parameters, as of the last refresh.
@@ -62,7 +64,11 @@ class Exchange:
         source: Callable[[int], Tensor] | None = None,
         backend: Backend = HOST,
         protection: Protection = UNPROTECTED,
+        *,
+        resync: bool = False,
     ) -> None:
+        self.diverged = False
+        self._resync = resync
         self.selection = selection
         self.party = party
         self.backend = backend
@@ -121,7 +127,7 @@ class Exchange:
                     buckets=len(self.buckets),
                     present_bytes=len(opening.present),
                 )
-        self._compare({member: theirs.digests for member, theirs in openings.items()}, when)
+        self._compare(openings, when)
         return openings
 
     def average(
@@ -295,19 +301,21 @@ class Exchange:
                 f"a value does not fit into sync_codec={(final or self._codec).spec!r} in round {turn.round} (in {names[:200]}): {error}"
             ) from None
 
-    def _compare(self, others: Mapping[str, tuple[int, ...]], when: str) -> None:
-        own = tuple(self.digests)
-        for member, theirs in others.items():
-            if theirs == own:
-                continue
-            index = next(i for i, pair in enumerate(zip(own, theirs, strict=True)) if pair[0] != pair[1])
-            names = [self.selection.names[piece[0]] for piece in self.buckets[index].pieces]
-            raise NebulaError(
-                f"clusters {self.party.link.cluster!r} and {member!r} must hold identical parameters {when}, but "
-                f"bucket {index} of {len(own)} differs ({names[0]} ... {names[-1]}): unlike hardware rounds "
-                "differently, the optimizers differ (a custom one, or another checkpoint's state), or something changed "
-                "parameters on one side only"
-            )
+    def _compare(self, openings: Mapping[str, Opening], when: str) -> None:
+        if (bucket := first_difference([opening.digests for opening in openings.values()])) is None:
+            return
+        cluster = self.party.link.cluster
+        odd = next(member for member, theirs in openings.items() if theirs.digests[bucket] != self.digests[bucket])
+        names = [self.selection.names[piece[0]] for piece in self.buckets[bucket].pieces]
+        sentence = (
+            f"clusters {cluster!r} and {odd!r} must hold identical parameters {when}, but bucket {bucket} of "
+            f"{len(self.digests)} differs ({names[0]} ... {names[-1]}): unlike hardware rounds differently, the optimizers "
+            "differ (a custom one, or another checkpoint's state), or something changed parameters on one side only"
+        )
+        if not self._resync or (right := majority({name: theirs.digests for name, theirs in openings.items()})) is None:
+            raise NebulaError(sentence)
+        self.diverged = cluster not in right
+        raise PeerLost(right[0] if self.diverged else next(name for name in openings if name not in right), sentence)
 
 
 @contextmanager
@@ -351,21 +359,6 @@ def buckets_for(selection: Selection, codec: Codec, fragments: int = 1) -> list[
             ]
         )
     return buckets
-
-
-def shares(weights: Mapping[str, float], number: int) -> dict[str, np.float32]:
-    """Weights that sum to 1.
-
-    Raises:
-        NebulaError: all are zero.
-    """
-    total = sum(weights.values())
-    if not total > 0:
-        raise NebulaError(
-            f"round {number} needs a positive total weight, got {dict(weights)}: no cluster saw a sample or token since "
-            "the last one; sync_weight='equal' averages them all the same"
-        )
-    return {member: np.float32(weight / total) for member, weight in weights.items()}
 
 
 def described(arrays: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, str]:

@@ -18,8 +18,8 @@ from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.selection import Selection
-from paddlenlp_nebula.strategy.exchange import Exchange, described, name_fault, shares
-from paddlenlp_nebula.strategy.opening import Opening, common_guest
+from paddlenlp_nebula.strategy.exchange import Exchange, described, name_fault
+from paddlenlp_nebula.strategy.opening import Opening, common_guest, shares
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
 from paddlenlp_nebula.strategy.product import ProductMerge
 from paddlenlp_nebula.strategy.reunion import Plane

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from paddlenlp_nebula.errors import ProtocolError
+import numpy as np
 
-__all__ = ["FINAL", "Opening", "common_guest", "guest_bits"]
+from paddlenlp_nebula.errors import NebulaError, ProtocolError
+
+__all__ = ["FINAL", "Opening", "common_guest", "first_difference", "guest_bits", "majority", "shares"]
 
 FINAL = 1
 """Flag of a ROUND frame: this member takes no further step."""
@@ -76,3 +79,29 @@ def common_guest(openings: Mapping[str, Opening], clusters: Sequence[str]) -> st
     for opening in openings.values():
         common &= 0 if opening.final else opening.guests
     return next((name for place, name in enumerate(clusters) if common >> place & 1), None)
+
+
+def first_difference(digests: Sequence[tuple[int, ...]]) -> int | None:
+    """The first bucket that not all members hold alike."""
+    return next((bucket for bucket, hashes in enumerate(zip(*digests, strict=True)) if len(set(hashes)) > 1), None)
+
+
+def majority(digests: Mapping[str, tuple[int, ...]]) -> tuple[str, ...] | None:
+    """The members that hold what more than half of all hold, in order; None if no more than half agree."""
+    most, count = Counter(digests.values()).most_common(1)[0]
+    return tuple(name for name, held in digests.items() if held == most) if 2 * count > len(digests) else None
+
+
+def shares(weights: Mapping[str, float], number: int) -> dict[str, np.float32]:
+    """Weights that sum to 1.
+
+    Raises:
+        NebulaError: all are zero.
+    """
+    total = sum(weights.values())
+    if not total > 0:
+        raise NebulaError(
+            f"round {number} needs a positive total weight, got {dict(weights)}: no cluster saw a sample or token since "
+            "the last one; sync_weight='equal' averages them all the same"
+        )
+    return {member: np.float32(weight / total) for member, weight in weights.items()}

@@ -63,11 +63,13 @@ class Bearings:
         step: optimizer steps taken.
         turns: rounds merged, which fragment is next.
         fields: what must be equal on all clusters, see `handshake.compare`.
+        diverged: what it brings is known to be wrong.
     """
 
     step: int
     turns: int
     fields: Mapping[str, Any]
+    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Reunited:
         work: samples or tokens (as ``sync_weight`` says) that the newcomer has trained on since the parting.
         common: the last round that both sides have been through; None if they remember none.
         apart: rounds that have been done without each other since.
+        diverged: the newcomer was lost because its parameters were wrong.
         parameters: the new values of all selected parameters; None where they stay as they are.
         states: the newcomer's further planes; empty on others.
     """
@@ -94,6 +97,7 @@ class Reunited:
     work: float
     common: int | None
     apart: int
+    diverged: bool
     parameters: Float32Vector | None
     states: list[Float32Vector] = field(default_factory=list)
 
@@ -192,6 +196,7 @@ class Reunion:
             work=work,
             common=common,
             apart=apart,
+            diverged=notes[newcomer].diverged,
             parameters=values,
             states=received if joins else [],
         )
@@ -216,6 +221,7 @@ class Reunion:
             "step": bearings.step,
             "turns": bearings.turns,
             "fields": dict(bearings.fields),
+            "diverged": bearings.diverged,
             "work": self._history.work,
             "history": self._history.entries(),
         }
@@ -248,7 +254,7 @@ class Reunion:
         latest = max(entry.number for name in notes for entry in notes[name].history)
         work = {name: since(note.history, note.work, number) for name, note in notes.items()}
         total = sum(work.values())
-        merges = latest - number <= self._limit and total > 0
+        merges = latest - number <= self._limit and total > 0 and not theirs.diverged
         share = np.float32(work[newcomer] / total if merges else 0)
         return share, work[newcomer], number, latest - number
 
@@ -353,6 +359,7 @@ class _Introduction:
     fields: Mapping[str, Any]
     work: float
     history: list[Entry]
+    diverged: bool
 
     @classmethod
     def parse(cls, note: Mapping[str, Any], sender: str) -> _Introduction:
@@ -366,7 +373,8 @@ class _Introduction:
             raise ProtocolError(f"{sender} must say where it stands, got {note!r:.80}")
         if not (isinstance(work, int | float) and 0 <= work <= sys.float_info.max):
             raise ProtocolError(f"{sender} must say what it has done, got {note!r:.80}")
-        return cls(step, turns, fields, float(work), parse_entries(note.get("history"), sender))
+        history = parse_entries(note.get("history"), sender)
+        return cls(step, turns, fields, float(work), history, note.get("diverged") is True)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

@@ -38,9 +38,12 @@ def test_names_that_cannot_be(count: int | None, names: str | None) -> None:
 
 def test_the_port_is_free_and_nebula_arguments_accept_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     roster = local_roster(3, None)
-    host, _, port = roster.rendezvous.partition(":")
-    with socket.socket() as door:
-        door.bind((host, int(port)))
+    addresses = roster.rendezvous.split(",")
+    assert len(set(addresses)) == 3
+    for address in addresses:
+        host, _, port = address.partition(":")
+        with socket.socket() as door:
+            door.bind((host, int(port)))
     for name in roster.names:
         for variable, value in roster.environment(name).items():
             monkeypatch.setenv(variable, value)
