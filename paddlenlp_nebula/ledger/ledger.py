@@ -35,6 +35,7 @@ class Round:
         seconds_exposed: training time lost to the exchange.
         seconds_waiting: the part of it with nothing to do but wait.
         digest: hash of the selected parameters before the round.
+        update_norm: of this cluster's update before privacy_clip_norm bounded it; None without that.
     """
 
     round: int
@@ -46,6 +47,7 @@ class Round:
     seconds_exposed: float
     seconds_waiting: float
     digest: str
+    update_norm: float | None = None
 
 
 @dataclass(slots=True)

@@ -31,10 +31,14 @@ class GaussianMechanism:
     Args:
         clip_norm: the largest L2 norm of what is sent, all its buckets together.
         accountant: knows how much noise is wanted, and counts what it costs; None: only clip.
+
+    Attributes:
+        norm: of the latest update, before it was bounded; it has no noise, so it is for this cluster's own report.
     """
 
     def __init__(self, clip_norm: float, accountant: Accountant | None = None) -> None:
         self.clip_norm = clip_norm
+        self.norm: float | None = None
         self._accountant = accountant
 
     def protect(self, buckets: Sequence[Bucket], produce: Produce, share: Mapping[str, np.float32]) -> Produce:
@@ -46,10 +50,11 @@ class GaussianMechanism:
                 once more for every bucket, for the norm.
             share: member -> its weight in the average.
         """
+        self.norm = None
         if not buckets:
             return produce
-        norm = math.sqrt(sum(_square(produce(bucket)) for bucket in buckets))
-        factor = clip_factor(norm, self.clip_norm)
+        self.norm = math.sqrt(sum(_square(produce(bucket)) for bucket in buckets))
+        factor = clip_factor(self.norm, self.clip_norm)
         noise = 0.0
         if self._accountant is not None:
             noise = self.clip_norm * self._accountant.own_multiplier

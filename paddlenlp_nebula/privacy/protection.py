@@ -27,6 +27,11 @@ class Protection:
     gaussian: GaussianMechanism | None = None
     secure: SecureAggregation | None = None
 
+    @property
+    def norm(self) -> float | None:
+        """See `GaussianMechanism`."""
+        return None if self.gaussian is None else self.gaussian.norm
+
     def bound(
         self, buckets: Sequence[Bucket], produce: Callable[[Bucket], Any], share: Mapping[str, np.float32]
     ) -> Callable[[Bucket], Any]:

@@ -59,6 +59,7 @@ def entry(**changes: Any) -> Round:
         "seconds_exposed": 0.5,
         "seconds_waiting": 0.25,
         "digest": "ab",
+        "update_norm": None,
     }
     return Round(**{**fields, **changes})
 
@@ -178,6 +179,7 @@ def test_the_report_is_written_whole(tmp_path: Path) -> None:
             "seconds_exposed": 0.5,
             "seconds_waiting": 0.25,
             "digest": "ab",
+            "update_norm": None,
         }
     ]
     assert [file.name for file in path.parent.iterdir()] == ["nebula_report.json"]

@@ -64,8 +64,9 @@ def test_the_norm_of_all_buckets_together_is_bounded(bound: float, scale: float)
 
 
 def test_an_update_at_the_bound_or_of_nothing_stays() -> None:
-    update = np.array([3.0, 4.0], np.float32)
-    assert sent(GaussianMechanism(5.0), update).tobytes() == update.tobytes()
+    update, mechanism = np.array([3.0, 4.0], np.float32), GaussianMechanism(5.0)
+    assert sent(mechanism, update).tobytes() == update.tobytes()
+    assert mechanism.norm == 5.0
     assert not sent(GaussianMechanism(5.0), np.zeros(7, np.float32)).any()
     assert clip_factor(5.0, 5.0) == 1
     assert clip_factor(math.inf, 5.0) == 0

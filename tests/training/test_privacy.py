@@ -66,6 +66,8 @@ def test_a_bound_that_nothing_reaches_changes_nothing(folder):
     plain, bounded = outcomes(folder, "plain")[0], outcomes(folder, "wide-bound")[0]
     assert plain.distance(bounded) == 0.0
     assert bounded.report["privacy_clip_norm"] == 1e6
+    assert all(0 < entry["update_norm"] < 1e6 for entry in bounded.report["per_round"])
+    assert [entry["update_norm"] for entry in plain.report["per_round"]] == [None] * 6
     assert "privacy_epsilon" not in bounded.report
 
 
