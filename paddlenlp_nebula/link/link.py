@@ -82,10 +82,12 @@ class Link(Streams):
         round: int = 0,
         part: int = 0,
         while_waiting: Callable[[], None] = lambda: None,
+        timeout_s: float | None = None,
     ) -> Iterator[Message]:
         """Wait for the next message of a peer, which must be of this kind, round and part.
 
-        The message's payload is valid inside the ``with`` block.
+        The message's payload is valid inside the ``with`` block. ``timeout_s`` is a stricter bound on silence than the
+        link's own.
 
         Raises:
             PeerLost: the peer is gone, silent for ``timeout_s``, or sent what does not parse: a
@@ -93,7 +95,7 @@ class Link(Streams):
             NebulaError: it sent a proper message of another exchange: the clusters do different things.
             EpochProposed: it proposes a new member list instead.
         """
-        message = self._await(peer, while_waiting)
+        message = self._await(peer, while_waiting, timeout_s)
         frame = message.frame
         if frame.kind is Kind.EPOCH:
             raise EpochProposed(peer)

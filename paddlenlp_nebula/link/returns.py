@@ -12,6 +12,7 @@ invited it, and leaves the group it is in.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ from paddlenlp_nebula.link.notes import pack_note
 from paddlenlp_nebula.security.identity import Credentials
 
 __all__ = ["Group", "Invitation", "Returns"]
+
+_PATIENCE_S = 20.0
+_LONGEST_PAUSE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,10 @@ class Returns:
         self._present: dict[str, Group] = {}  # guest -> its group
         self._invitations: dict[str, Invitation] = {}  # by the member that has sent it
         self._told: dict[str, Group] = {}  # guest -> our group, as we have told it
+        self._pauses: dict[str, float] = {}  # guest -> seconds from one invitation to the next
+        self._not_before: dict[str, float] = {}
+        self._looked_at: float | None = None
+        self._interval_s = 0.0  # between two looks: a step, or a round
 
     def candidates(self, number: int) -> tuple[str, ...]:
         """The guests that may be invited, as far as this cluster is concerned.
@@ -94,8 +102,19 @@ class Returns:
         return tuple(
             guest
             for guest in self._link.guests
-            if guest in self._present and ours.outranks(self._present[guest], self._link.clusters)
+            if guest in self._present
+            and ours.outranks(self._present[guest], self._link.clusters)
+            and time.monotonic() >= self._not_before.get(guest, 0.0)
         )
+
+    @property
+    def patience_s(self) -> float:
+        """How long an invited guest may take to answer: it does between two steps, and an evaluation is longer."""
+        return max(_PATIENCE_S, 5 * self._interval_s)
+
+    def met(self, guest: str) -> None:
+        """It has answered."""
+        self._pauses.pop(guest, None)
 
     def invitation(self, number: int) -> Invitation | None:
         """That of a group which outranks ours, once all of its members have sent it; ``number``: as above."""
@@ -121,6 +140,9 @@ class Returns:
         link.admit([*link.members, guest], link.epoch + 1)
         link.post(Kind.INVITE, pack_note({"members": link.members, "number": number, "epoch": link.epoch}), to=[guest])
         self._forget(guest)
+        # Meanwhile everybody waits, so one that does not answer is asked less and less often.
+        self._pauses[guest] = min(_LONGEST_PAUSE_S, 2 * self._pauses.get(guest, _PATIENCE_S / 2))
+        self._not_before[guest] = time.monotonic() + self._pauses[guest]
 
     def accept(self, invitation: Invitation) -> None:
         """Go over to the group that has invited us, and tell its members so."""
@@ -142,6 +164,9 @@ class Returns:
         """Take in what has happened since the last time, without waiting; returns our own group."""
         link = self._link
         ours = Group(link.members, number)
+        now = time.monotonic()
+        self._interval_s = max(now - (self._looked_at or now), 0.9 * self._interval_s)  # several looks may go together
+        self._looked_at = now
         link.departures()  # the last words of an earlier life must not be taken for news
         arrived = self._door.arrived()
         for peer, channel in self._connector.take().items():

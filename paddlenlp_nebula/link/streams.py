@@ -114,8 +114,10 @@ class Streams:
 
     # Inside
 
-    def _await(self, peer: str, while_waiting: Callable[[], None] = lambda: None) -> Message:
-        deadline = Deadline(self.timeout_s)
+    def _await(
+        self, peer: str, while_waiting: Callable[[], None] = lambda: None, timeout_s: float | None = None
+    ) -> Message:
+        deadline = Deadline(self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s))
         heard = -1
         while (message := self._next(peer)) is None:
             while_waiting()
@@ -196,8 +198,9 @@ class Streams:
         if peer not in self._streams:
             raise PeerLost(peer, "it is not connected")
         if deadline.passed():
+            limit = " (sync_timeout_s)" if deadline.timeout_s == self.timeout_s else ""
             self._departures.ended(
-                peer, f"it {did} for {deadline.timeout_s:g} s (sync_timeout_s) although its connection is open"
+                peer, f"it {did} for {deadline.timeout_s:g} s{limit} although its connection is open"
             )
             raise self._departures[peer]
 

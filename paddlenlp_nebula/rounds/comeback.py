@@ -103,10 +103,14 @@ class Comeback:
         bearings = Bearings(step, member.turns, fields, joins and member.exchange.diverged)
         planes = [*member.planes(), *([] if states is None else [_plane(states)])]
         parameters = Plane(member.exchange.buckets, member.brings)
-        found = party.together(lambda number: reunion.attempt(number, newcomer, bearings, parameters, planes))
+        patience_s = party.returns.patience_s
+        found = party.together(
+            lambda number: reunion.attempt(number, newcomer, bearings, parameters, planes, patience_s)
+        )
         reunion.done(complete=found is not None)
         if found is None:
             return None
+        party.returns.met(newcomer)
         member.exchange.diverged = False
         received = list(found.states)
         optimizer = received.pop() if received and states is not None else None

@@ -145,7 +145,13 @@ class Reunion:
         self._accepted = False  # the newcomer has said yes
 
     def attempt(
-        self, number: int, newcomer: str, bearings: Bearings, parameters: Plane, states: Sequence[Plane] = ()
+        self,
+        number: int,
+        newcomer: str,
+        bearings: Bearings,
+        parameters: Plane,
+        states: Sequence[Plane] = (),
+        patience_s: float | None = None,
     ) -> Reunited | None:
         """Come together.
 
@@ -155,6 +161,7 @@ class Reunion:
             bearings: this cluster's.
             parameters: the selected ones; all hosts hold the same.
             states: what else a newcomer takes over.
+            patience_s: how long it may take to answer the invitation; None: as long as the link waits for anything.
 
         Returns:
             None if the newcomer is gone again, or nobody is left who has taken it in.
@@ -169,7 +176,7 @@ class Reunion:
         joins = newcomer == link.cluster
         hosts = [member for member in link.members if member != newcomer]
         if not joins and not self._accepted:
-            self._await_acceptance(newcomer)
+            self._await_acceptance(newcomer, patience_s)
         notes = self._introductions(number, bearings)
         self._compare(notes, newcomer, hosts[0])
         share, work, common, apart = self._shares(notes, newcomer, hosts)
@@ -207,9 +214,9 @@ class Reunion:
         if complete:
             self._fetched.clear()
 
-    def _await_acceptance(self, newcomer: str) -> None:
+    def _await_acceptance(self, newcomer: str, patience_s: float | None) -> None:
         try:
-            with self._link.receive(newcomer, Kind.ACCEPT):
+            with self._link.receive(newcomer, Kind.ACCEPT, timeout_s=patience_s):
                 self._accepted = True
         except (PeerLost, EpochProposed):
             raise
