@@ -87,6 +87,14 @@ def test_what_a_cluster_that_comes_back_has_learned_alone_is_not_merged(settings
     assert stop.value.args == (limit,)
 
 
+@pytest.mark.parametrize(("settings", "wanted"), [(NOISE, None), (SECURE, None), ({}, "east")])
+def test_a_cluster_that_is_alone_gives_its_parameters_to_nobody(settings, wanted) -> None:
+    returns = Mock(**{"invitation.return_value": None})
+    party = SimpleNamespace(link=SimpleNamespace(peers=()), returns=returns, candidates=lambda: ("east",))
+    run: Any = SimpleNamespace(arguments=NebulaArguments(**THREE, **settings), party=party, ended=None, number=3)
+    assert comeback.Comeback(run).due() == wanted
+
+
 def test_a_bound_and_its_noise_fit_into_32_bits() -> None:
     arguments = NebulaArguments(**THREE, **NOISE, privacy_secure_aggregation=True)
     secure = protection_for(arguments, accountant_for(arguments), ["w"]).secure
