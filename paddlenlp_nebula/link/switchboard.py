@@ -162,7 +162,7 @@ class Switchboard:
 
     def _admit(self, line: Line, body: dict[str, Any]) -> None:
         name = body.get("cluster")
-        if line.session is not None and name not in line.session.names:
+        if line.session is not None and not (isinstance(name, str) and name in line.session.names):
             shown = ", ".join(sorted(line.session.names)) or "no cluster"
             impostor = f"who knocks as {name!r:.80} must show a certificate for that cluster, got one for {shown:.80}"
             self.refuse(line, impostor, "a certificate for another name")
