@@ -54,6 +54,7 @@ class Grid:
 
     @property
     def chunks(self) -> int:
+        """The vector's, the last one maybe shorter."""
         return -(-self.numel // self.chunk)
 
     @property
@@ -125,6 +126,11 @@ def pack(entries: Entries, codes: npt.NDArray[np.uint32], width: int, grid: Grid
 
 def unpack(stream: memoryview, width: int, grid: Grid) -> tuple[Entries, npt.NDArray[np.uint32]]:
     """The entries and codes of a stream.
+
+    Args:
+        stream: any bytes, contiguous.
+        width: bits of a code, at most 32.
+        grid: how the vector is cut.
 
     Raises:
         ValueError: it is not what ``pack`` gives for this grid: a position or number is out of range, or

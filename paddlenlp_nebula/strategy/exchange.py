@@ -107,6 +107,11 @@ class Exchange:
     def open(self, number: int, opening: Opening, when: str) -> dict[str, Opening]:
         """Exchange the openings of a round and check that all members hold the same parameters.
 
+        Args:
+            number: exchange number.
+            opening: this member's; the result has everybody's.
+            when: a few words for an error, such as "after round 6".
+
         Raises:
             NebulaError: naming the first differing bucket and its parameters.
         """
@@ -175,7 +180,7 @@ class Exchange:
         produce: Callable[[Bucket], Vector],
         final: Codec | None = None,
     ) -> dict[str, Flat]:
-        """What each member produces, decoded, this one included, as `average` would weigh and add it."""
+        """What each member produces, decoded, this one included, as `average` would weigh and add it; see there."""
         starts, encoder = self._starts(parts), self._encoder_for(final)
         values = {member: self.flat(parts) for member in self.party.link.members}
         for index, member, payload in self._payloads_of(number, parts, produce, lambda: None, final):

@@ -43,7 +43,14 @@ class OuterOptimizer:
         return self.name != "average" and self.momentum > 0.0
 
     def step(self, backend: Backend, parameters: Vector, change: Vector, velocity: Vector | None) -> None:
-        """Move ``parameters`` by an averaged ``change``, both of shape (n,); all vectors may be overwritten."""
+        """Move parameters by an averaged change.
+
+        Args:
+            backend: of the vectors.
+            parameters: shape (n,), changed in place.
+            change: shape (n,); may be overwritten.
+            velocity: shape (n,), changed in place, if `has_velocity`; else None.
+        """
         if self.name == "average":
             backend.add(parameters, change)
             return

@@ -18,7 +18,13 @@ def indices(positions: npt.NDArray[np.int64], place: Place) -> Tensor:
 
 
 def zeros_but(numel: int, positions: npt.NDArray[np.int64], values: Tensor) -> Tensor:
-    """A float32 tensor of shape (numel,) with ``values`` at ``positions``, each of which occurs once."""
+    """A float32 tensor of shape (numel,), zero but at a few places.
+
+    Args:
+        numel: its elements.
+        positions: int64, shape (entries,), each occurring once.
+        values: float32, shape (entries,), on the device where the result will lie.
+    """
     vector = paddle.zeros([numel], "float32", device=values.place)
     if not len(positions):
         return vector
@@ -26,7 +32,14 @@ def zeros_but(numel: int, positions: npt.NDArray[np.int64], values: Tensor) -> T
 
 
 def add_at(out: Tensor, positions: npt.NDArray[np.int64], weight: np.float32, values: Tensor) -> None:
-    """``out[positions] += weight * values``, each position occurring once."""
+    """``out[positions] += weight * values``, in float32: first the product, then the sum.
+
+    Args:
+        out: float32, flat, changed in place.
+        positions: int64, shape (entries,), each occurring once.
+        weight: of all values.
+        values: float32, shape (entries,).
+    """
     if len(positions):
         at = indices(positions, out.place)
         paddle.scatter_(out, at, paddle.gather(out, at) + number(weight, out.place) * values, overwrite=True)

@@ -154,7 +154,19 @@ def encode(
     stochastic: bool,
     seed: int,
 ) -> None:
-    """Fills ``scales``, ``packed`` and, unless it is empty, ``error``."""
+    """Quantises a vector, block by block.
+
+    Args:
+        vector: finite, float32, shape (n,).
+        error: receives ``vector`` less what it decodes to, shape (n,), or (0,) if nobody asks; may be ``vector``.
+        scales: receives the scales, float32, shape (blocks,).
+        packed: receives the codes, as `codec.quantize` lays them out, shape (bytes,).
+        block: numbers per scale, a power of two.
+        bits: of a code: 1, 2, 4 or 8.
+        by_mean: take the scale from the mean magnitude, not from the largest; with 1 and 2 bits only.
+        stochastic: round at random; ``by_mean`` is then False.
+        seed: of the random numbers, 64 bits.
+    """
     row, word = np.empty(block, np.float32), np.empty(1, np.uint32)
     codes, patterns = row.view(np.uint32), vector.view(np.uint32)
     low, high = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
@@ -237,7 +249,14 @@ def _unpack(
 def decode(scales: Array, packed: Array, block: int, bits: int, adding: bool, weight: float, out: Array) -> bool:
     """``out += weight * numbers`` or, unless ``adding``, ``out = numbers``.
 
-    False, and nothing written, if a scale is none that ``encode`` writes.
+    Args:
+        scales, packed, block, bits: as for ``encode``; any bytes.
+        adding: see above.
+        weight: float32; unused unless ``adding``.
+        out: float32, shape (n,).
+
+    Returns:
+        False, and nothing is written, if a scale is none that ``encode`` writes.
     """
     if not _valid(scales, bits):
         return False

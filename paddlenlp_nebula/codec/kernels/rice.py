@@ -60,7 +60,13 @@ def pack(
     parameter: int,
     words: Words,
 ) -> int:
-    """Writes the stream into ``words``, zeros before, and returns its length in bits."""
+    """Writes the stream described in `codec.rice`, and returns its length in bits.
+
+    Args:
+        positions, counts, codes, width: see `codec.rice.pack`.
+        numel, kept, chunk, parameter: those of the `Grid`.
+        words: receives the stream; zeros before, and longer than it by a word.
+    """
     low = np.int64((1 << parameter) - 1)
     at = entry = 0
     for b in range(len(counts)):
@@ -97,10 +103,15 @@ def unpack(
     counts: Counts,
     codes: Codes,
 ) -> int:
-    """Reads a stream of ``bits`` bits and returns how many it took, or -1: it ends early or points outside.
+    """Reads a stream and returns how many bits it took, or -1: it ends early or points outside.
 
-    Two words of zeros follow the stream, so that what starts within it may be read to its end before the
-    length is compared.
+    Args:
+        words: the stream, and two words of zeros after it, so that what starts within it may be read to its end
+            before the length is compared.
+        bits: of the stream.
+        width: of a code, in bits.
+        numel, kept, chunk, parameter: those of the `Grid`.
+        positions, counts, codes: receive the entries; room for ``Grid.capacity`` of them, and for all chunks.
     """
     low, code_mask = np.uint64((1 << parameter) - 1), np.uint64((1 << width) - 1)
     at = entry = 0
