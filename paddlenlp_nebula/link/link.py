@@ -104,7 +104,7 @@ class Link(Streams):
                 raise NebulaError(
                     f"cluster {self.cluster!r} expected {kind.name} (round {round}, part {part}) from cluster {peer!r}, "
                     f"got {frame.kind.name} (round {frame.round}, part {frame.part}): do both run the same release and "
-                    "the same script, and evaluate at the same steps?"
+                    "the same script, with the same settings (sync_strategy, sync_lora_merge), and evaluate at the same steps?"
                 )
             yield message
 

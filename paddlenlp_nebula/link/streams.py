@@ -97,7 +97,7 @@ class Streams:
         """Wait until nothing posted needs this process any more: it is in memory that travels by itself.
 
         Raises:
-            PeerLost: a peer takes nothing for ``timeout_s``.
+            PeerLost: a peer takes nothing for ``timeout_s``, or will never take anything more.
         """
         for peer in self.peers:
             stream = self._streams[peer]
@@ -109,6 +109,8 @@ class Streams:
                     sent = stream.channel.bytes_sent
                     deadline.renew()
                 if not stream.settled():
+                    if (loss := stream.channel.loss) is not None:  # whatever of its messages may still be unread
+                        self._departures.ended(peer, loss)
                     self._check(peer, deadline, "took nothing")
                     self._wait(deadline, peer)
 

@@ -87,6 +87,11 @@ class Channel(ABC):
                 loss has been peeked and released.
         """
 
+    @property
+    @abstractmethod
+    def loss(self) -> str | None:
+        """Why nothing more can be sent, as soon as that is known: before ``progress`` says so, if something is unread."""
+
     @abstractmethod
     def flushed(self) -> bool:
         """Whether every committed chunk has been handed over to the network (or the peer)."""

@@ -118,6 +118,10 @@ class LoopbackChannel(Channel):
         if self._in.writer_closed and not self._in.ready:
             raise ChannelLost(self.peer, "the other side has closed it")
 
+    @property
+    def loss(self) -> str | None:
+        return "the other side has closed it" if self._out.reader_closed else None
+
     def flushed(self) -> bool:
         return True  # a committed chunk is in the peer's queue at once, and stays there after close()
 

@@ -64,7 +64,7 @@ class RingChannel(Channel):
 
     @property
     def loss(self) -> str | None:
-        """Why nothing more will come, if that is known."""
+        """Why nothing more will be sent or come, if that is known."""
         return self._loss
 
     def free_chunks(self) -> int:
