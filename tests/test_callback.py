@@ -21,6 +21,7 @@ from paddlenlp.trainer.trainer_callback import TrainerControl, TrainerState
 from paddlenlp_nebula import NebulaArguments, NebulaCallback
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.ledger.ledger import Ledger
+from tests.adapters.models import lora
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -209,6 +210,25 @@ def test_a_batch_without_names_counts_too(members):
     assert first != west.callback._batch_hash != 0
     west.event("on_load_data_end", inputs=paddle.zeros([7, 3]))
     assert west.callback._last_batch == (7, 0)
+
+
+@pytest.mark.parametrize("other", [{"sync_strategy": "local_steps"}, {"sync_strategy": "every_step"}])
+def test_a_merge_rule_that_one_lacks_is_an_error_on_both(tmp_path, other):
+    """Who describes its LoRA ahead of the handshake meets one that does not."""
+    west = Member("west", str(tmp_path), sync_strategy="local_steps", sync_lora_merge="product")
+    pair = [west, Member("east", str(tmp_path), **other)]
+    errors = []
+
+    def begin(member):
+        member.model = lora()
+        try:
+            member.event("on_train_begin")
+        except NebulaError as error:
+            errors.append(str(error))
+
+    together(*(lambda member=member: begin(member) for member in pair))
+    assert len(errors) == 2
+    assert all("with the same settings (sync_strategy, sync_lora_merge)" in error for error in errors), errors
 
 
 def test_tokens_that_weigh_must_be_there(tmp_path):
