@@ -11,6 +11,10 @@ __all__ = ["doubts"]
 STALE_STEPS = 250
 """Optimizer steps between two times that an element is sent, from which on LoRA's loss swings: see `doubts`."""
 
+# Settings that act on what a codec leaves unsent, and their defaults: where it leaves nothing, and where it keeps that itself.
+_WITHOUT_LOSS = {"sync_feedback_decay": 1.0, "sync_keep_unsent": False, "sync_final_codec": None}
+_OWN_FEEDBACK = {"sync_error_feedback": True, "sync_feedback_decay": 1.0}
+
 
 def doubts(nebula: NebulaArguments) -> list[str]:
     """A sentence for each doubtful setting; a recipe's under another strategy, say, is no mistake.
@@ -24,11 +28,13 @@ def doubts(nebula: NebulaArguments) -> list[str]:
     if nebula.sync_strategy == "every_step" and nebula.sync_every != "30":
         found.append(f"sync_every={nebula.sync_every} has no effect: sync_strategy='every_step' exchanges at each step")
     codec = codec_from_spec(nebula.sync_codec)
-    if nebula.sync_feedback_decay != 1 and codec.lossless:
-        found.append(
-            f"sync_feedback_decay={nebula.sync_feedback_decay:g} has no effect: sync_codec={nebula.sync_codec!r} leaves "
-            "nothing unsent"
-        )
+    idle = _WITHOUT_LOSS if codec.lossless else _OWN_FEEDBACK if codec.own_feedback else {}
+    reason = "leaves nothing unsent" if codec.lossless else "keeps what is unsent by rules of its own"
+    found += [
+        f"{name}={value} has no effect: sync_codec={nebula.sync_codec!r} {reason}"
+        for name, default in idle.items()
+        if (value := getattr(nebula, name)) != default
+    ]
     remembers = nebula.sync_strategy == "local_steps" and nebula.sync_error_feedback and not nebula.sync_keep_unsent
     if remembers and nebula.sync_parameters == "adapters" and isinstance(codec, TopK):
         steps = nebula.pace.last * codec.chunk // codec.kept

@@ -14,8 +14,10 @@ def doubted(**settings: Any) -> list[str]:
     return doubts(NebulaArguments(cluster="west", clusters="west,east", rendezvous="loopback", **settings))
 
 
+LOCAL = {"sync_strategy": "local_steps"}
+DGC = {"sync_codec": "dgc:0.01"}
 SPARSE_LORA = {
-    "sync_strategy": "local_steps",
+    **LOCAL,
     "sync_parameters": "adapters",
     "sync_codec": "topk:64/4096,2bit",
     "sync_every": "30",
@@ -23,14 +25,23 @@ SPARSE_LORA = {
 
 
 def test_defaults_are_not_doubted() -> None:
-    assert doubted() == []
+    assert doubted() == doubted(**LOCAL) == doubted(**DGC) == []
+    assert doubted(sync_error_feedback=False) == []  # which takes nothing from fp32
+    assert doubted(**LOCAL, sync_codec="int4", sync_keep_unsent=True, sync_final_codec="int8") == []
 
 
 @pytest.mark.parametrize(
     ("settings", "start"),
     [
         ({"sync_every": "20"}, "sync_every=20 has no effect"),
-        ({"sync_feedback_decay": 0.95}, "sync_feedback_decay=0.95 has no effect: sync_codec='fp32' leaves nothing"),
+        (
+            {"sync_feedback_decay": 0.95},
+            "sync_feedback_decay=0.95 has no effect: sync_codec='fp32' leaves nothing unsent",
+        ),
+        (LOCAL | {"sync_keep_unsent": True}, "sync_keep_unsent=True has no effect: sync_codec='fp32' leaves"),
+        (LOCAL | {"sync_final_codec": "int8"}, "sync_final_codec=int8 has no effect: sync_codec='fp32' leaves"),
+        (DGC | {"sync_error_feedback": False}, "sync_error_feedback=False has no effect: sync_codec='dgc:0.01' keeps"),
+        (DGC | {"sync_feedback_decay": 0.9}, "sync_feedback_decay=0.9 has no effect: sync_codec='dgc:0.01' keeps"),
     ],
 )
 def test_what_has_no_effect(settings: dict[str, Any], start: str) -> None:
