@@ -28,6 +28,7 @@ from paddlenlp_nebula.security.identity import Credentials
 
 __all__ = ["Group", "Invitation", "Returns"]
 
+_MESSAGES = 16  # of one guest at a time, however many it sends
 _PATIENCE_S = 20.0
 _LONGEST_PAUSE_S = 600.0
 
@@ -181,8 +182,9 @@ class Returns:
                 self._told[guest] = ours
                 link.post(Kind.PRESENT, pack_note({"members": ours.members, "number": number}), to=[guest])
             try:
-                while (heard := link.hear(guest)) is not None:
-                    self._hear(guest, *heard)
+                for _ in range(_MESSAGES):
+                    if (heard := link.hear(guest)) is not None:
+                        self._hear(guest, *heard)
             except (PeerLost, ProtocolError):  # it may come again
                 link.dismiss(guest)
                 self._forget(guest)

@@ -223,8 +223,8 @@ class Rounds(ABC):
                 outcome.update(self.restore(load_state(state)))
             fields = {"selection": self._selection.fingerprint(), **hello}
             fields["nebula_state"] = "there" if state else "missing" if keeps() else None
+            local = running_statistics(model) if several else {}
             if several:
-                local = running_statistics(model)
                 self._say_what_stays_local(list(local.values()))
                 # Equal at the beginning, and each cluster's own in a checkpoint.
                 fields["frozen"] = frozen_digest(model, self._parameters, run.local.tick, local if step else ())
@@ -233,6 +233,8 @@ class Rounds(ABC):
             self._fields = {
                 name: value for name, value in fields.items() if name.rpartition(":")[2] not in _OF_A_MOMENT
             }
+            if several and local and not step:  # which differ by the time that somebody comes back
+                self._fields["frozen"] = frozen_digest(model, self._parameters, run.local.tick, local)
             if self._arguments.sync_init == "verify" or fields["nebula_state"] == "there":
                 fields["initial"] = self.exchange.parameter_digest()
             return fields
