@@ -52,6 +52,11 @@ class PrivacyArguments:
         """Whether nothing that depends on a single cluster's data may travel beside its update."""
         return self.privacy_noise_multiplier > 0 or self.privacy_secure_aggregation
 
+    @property
+    def drops_work_done_alone(self) -> bool:
+        """Whether what a cluster that comes back has learned alone is not merged: it is neither bounded nor hidden."""
+        return self.hides_updates or self.privacy_clip_norm is not None
+
 
 class PrivacySettings(Protocol):
     """The fields of `NebulaArguments` that matter here."""

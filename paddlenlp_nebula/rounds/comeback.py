@@ -97,8 +97,8 @@ class Comeback:
             party.returns.invite(newcomer, party.number)
         if alone:
             member.settle()
-        # A newcomer's own work would travel as it is, neither noised nor masked: not even that of the same round.
-        limit = -1 if run.arguments.hides_updates else run.arguments.sync_staleness_limit
+        # Merging a newcomer's own work takes its parameters as they are: not even that of the same round.
+        limit = -1 if run.arguments.drops_work_done_alone else run.arguments.sync_staleness_limit
         reunion = self._reunion = self._reunion or Reunion(party.link, self.history, limit)
         bearings = Bearings(step, member.turns, fields, joins and member.exchange.diverged)
         planes = [*member.planes(), *([] if states is None else [_plane(states)])]
