@@ -25,7 +25,8 @@ class Member:
     def __init__(self, link: Link, codec: str = "fp32", on_loss: str = "stop") -> None:
         self.link = link
         self.model = Tied()
-        self.party = Party(link, on_loss=on_loss, quorum=1, report=lambda sentence: None)
+        self.sentences: list[str] = []  # that the party has reported
+        self.party = Party(link, on_loss=on_loss, quorum=1, report=self.sentences.append)
         self.prepare(codec)
 
     def prepare(self, codec: str) -> None:
