@@ -41,6 +41,7 @@ def under_faults(setting: Setting, folder: Path, zygote: Zygote) -> dict[str, An
     quiet = play(setting.undisturbed, [], folder / "undisturbed", zygote, say)
     say(f"{setting.name}, seed {setting.seed}")
     result = play(setting, schedule_for(setting), folder / "chaos", zygote, say)
+    del result["timeline"]
     result["undisturbed_loss"] = quiet["loss"]
     result["loss_gap_percent"] = gap_percent(result["loss"], quiet["loss"])
     return {**result, "problems": [*problems(quiet), *problems(result)]}

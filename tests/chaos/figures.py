@@ -32,13 +32,19 @@ _ROWS = {
 def table(found: dict[str, Any]) -> str:
     """Chaos runs in Markdown, a column per setting, and the goodput below."""
     runs = {name: run for name, run in found.items() if name != "goodput"}
-    heads = [f"{name}, seed {run['setting']['seed']}" for name, run in runs.items()]
-    rows = [f"| | {' | '.join(heads)} |", "|---" * (len(runs) + 1) + "|"]
-    for words, key in _ROWS.items():
-        rows.append(f"| {words} | {' | '.join(_cell(key, run[key]) for run in runs.values())} |")
+    rows = []
+    if runs:
+        heads = [f"{name}, seed {run['setting']['seed']}" for name, run in runs.items()]
+        rows += [f"| | {' | '.join(heads)} |", "|---" * (len(runs) + 1) + "|"]
+        rows += [
+            f"| {words} | {' | '.join(_cell(key, run[key]) for run in runs.values())} |" for words, key in _ROWS.items()
+        ]
     if "goodput" in found:
         run = found["goodput"]
-        rows.append(f"\nOne of two clusters away {run['away_share']:.1%} of the time: goodput {run['goodput']:.1%}.")
+        rows.append(
+            f"One of two clusters away {run['away_share']:.1%} of the time: goodput {run['goodput']:.1%}, "
+            f"{run['samples_dropped']:g} samples dropped."
+        )
     return "\n".join(rows)
 
 

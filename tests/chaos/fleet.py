@@ -37,6 +37,8 @@ class Cluster:
         name: its name.
         folder: where it runs.
         crashes: how often, and how, it has ended although nobody killed it.
+        step: where its training is.
+        taken: steps that its process has taken itself.
         job: its process, or None while it waits for the scheduler.
     """
 
@@ -48,7 +50,7 @@ class Cluster:
         self.starts = 0
         self.restart_at: float | None = None
         self.away_s: float | None = None  # how long the scheduler takes; set by who kills it
-        self.step = 0
+        self.step = self.taken = 0
         self.moved_at = time.monotonic()
         self.began_at: float | None = None  # its first step
 
@@ -60,9 +62,9 @@ class Cluster:
     def look(self) -> None:
         """See how far it is."""
         with suppress(FileNotFoundError, ValueError):
-            step = json.loads((self.folder / "progress").read_text())["step"]
-            if step != self.step:
-                self.step, self.moved_at = step, time.monotonic()
+            progress = json.loads((self.folder / "progress").read_text())
+            if progress["step"] != self.step:
+                self.step, self.taken, self.moved_at = progress["step"], progress["taken"], time.monotonic()
                 self.began_at = self.began_at or self.moved_at
 
     def couriers(self) -> list[psutil.Process]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tests.chaos.play import Setting, play, problems
 from tests.chaos.schedule import Fault
 from tests.faults.jobs import Zygote
 
-__all__ = ["SETTING", "measure"]
+__all__ = ["SETTING", "goodput", "measure"]
 
-SETTING = Setting("goodput", "local_steps", every="10", clusters=("west", "east"), doors=1, steps=2000)
+SETTING = Setting(
+    "goodput", "local_steps", every="10", clusters=("west", "east"), doors=1, steps=1500, pace_s=0.1, step_s=0.14
+)
 _AWAY = 0.1
 _EPISODES = 2
 
@@ -20,30 +26,45 @@ _EPISODES = 2
 def measure(
     setting: Setting, folder: Path, zygote: Zygote, say: Callable[[str], None] = lambda sentence: None
 ) -> dict[str, Any]:
-    """Train the same steps without a fault and with a link that is down a tenth of the time that this takes.
+    """Train twice at the same time, so that both have the same machine: without a fault, and with a link that is down.
 
     Args:
-        setting: what trains.
+        setting: what trains; ``step_s`` says how long the link must be down to be down a tenth of the time.
         folder: an empty one.
         zygote: of ``tests.chaos.trainee``.
         say: told what happens.
 
     Returns:
-        ``goodput`` (share of the undisturbed rate of steps, both clusters together) and where it comes from.
+        ``goodput`` (share of the undisturbed run's steps in the same time, both clusters together) and where it comes
+        from.
     """
-    quiet = play(setting, [], folder / "undisturbed", zygote, say)
-    away_s = round(_AWAY * quiet["training_s"] / _EPISODES, 1)
+    away_s = round(_AWAY * setting.steps * setting.step_s / (1 - _AWAY) / _EPISODES, 1)
     at = [setting.steps * (2 * episode + 1) // (2 * _EPISODES + 1) for episode in range(_EPISODES)]
     schedule = [Fault(step, "cut cluster", ("east",), away_s, noticed=True, seed=0) for step in at]
-    away = play(setting, schedule, folder / "away", zygote, say)
-    rates = [sum(run["steps"].values()) / run["training_s"] for run in (quiet, away)]
+    with ThreadPoolExecutor(2) as both:
+        undisturbed = both.submit(play, setting, [], folder / "undisturbed", zygote, say)
+        time.sleep(2)  # networks are made one after the other
+        away = both.submit(play, setting, schedule, folder / "away", zygote, say)
+    runs = {"undisturbed": undisturbed.result(), "away": away.result()}
+    share, seconds = goodput(runs["away"].pop("timeline"), runs["undisturbed"].pop("timeline"))
     return {
-        "goodput": rates[1] / rates[0],
-        "away_s": away_s * _EPISODES,
-        "away_share": away_s * _EPISODES / away["training_s"],
-        "steps_per_s": rates,
-        "samples_dropped": away["samples_dropped"],
-        "problems": [*problems(quiet), *problems(away)],
-        "undisturbed": quiet,
-        "away": away,
+        "setting": runs["away"]["setting"],
+        "goodput": share,
+        "seconds": seconds,
+        "away_share": away_s * _EPISODES / seconds,
+        "samples_dropped": runs["away"]["samples_dropped"],
+        "problems": [problem for run in runs.values() for problem in problems(run)],
+        **runs,
     }
+
+
+def goodput(away: Sequence[tuple[float, int]], undisturbed: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """One run's steps as a share of another's, in the time that both have trained; and that time, seconds.
+
+    Args:
+        away, undisturbed: (seconds, steps so far), in order.
+    """
+    start = max(away[0][0], undisturbed[0][0])
+    end = min(away[-1][0], undisturbed[-1][0])
+    steps = [np.diff(np.interp((start, end), *zip(*timeline, strict=True)))[0] for timeline in (away, undisturbed)]
+    return float(steps[0] / steps[1]), end - start

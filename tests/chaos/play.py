@@ -126,6 +126,7 @@ def play(
                 "duration_s": round(time.monotonic() - began, 1),
                 "hangs": 0 if hang is None else 1,
                 "hang": hang,
+                "timeline": game.timeline,
                 **_figures(setting, fleet, witness, game.done, game.skipped),
             }
 
@@ -139,6 +140,7 @@ class _Game:
         self.fleet = fleet
         self.done: list[Done] = []
         self.skipped: list[Fault] = []
+        self.timeline: list[tuple[float, int]] = []  # seconds, monotonic; steps that all have taken by then
         self._witness = witness
         self._injector = injector
         self._coming = schedule
@@ -149,6 +151,7 @@ class _Game:
         while not self.fleet.done:
             time.sleep(_TICK_S)
             self.fleet.tend()
+            self._note_progress()
             heard = len(self._witness.said)
             self._witness.look()
             for word in self._witness.said[heard:]:
@@ -157,6 +160,13 @@ class _Game:
             while self._coming and self.fleet.step >= self._coming[0].at_step:
                 self._do(self._coming.pop(0))
         self._witness.look()
+
+    def _note_progress(self) -> None:
+        """From the moment that all train on, once per second."""
+        clusters = self.fleet.clusters.values()
+        now = time.monotonic()
+        if all(cluster.step for cluster in clusters) and (not self.timeline or now - self.timeline[-1][0] >= 1):
+            self.timeline.append((round(now, 2), sum(cluster.taken for cluster in clusters)))
 
     def _do(self, fault: Fault) -> None:
         began, together = time.monotonic(), self._witness.together(fault)
