@@ -241,7 +241,8 @@ class Run:
         elif found.diverged:
             fate = f"{work} are dropped: its parameters had come to differ from those of the majority"
         elif not found.share and found.work:
-            fate = f"{work} are dropped, after {found.apart} rounds (sync_staleness_limit)"
+            why = "privacy" if self.arguments.drops_work_done_alone else "sync_staleness_limit"
+            fate = f"{work} are dropped, after {found.apart} rounds ({why})"
         else:
             fate = f"{work} are merged, with a share of {found.share:.3f}"
         left = ", ".join(found.members)
