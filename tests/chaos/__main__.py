@@ -53,13 +53,16 @@ def main() -> int:
     parser.add_argument("--only", choices=_NAMES, help="one setting instead of all")
     parser.add_argument("--steps", type=int, help="optimizer steps, instead of the setting's own")
     parser.add_argument("--kinds", help="of faults, comma-separated, instead of all")
+    parser.add_argument(
+        "--overlap", type=float, default=0.15, help="share of the faults that do not wait for the last one"
+    )
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/chaos.json", help="where figures go")
     options = parser.parse_args()
     if reason := available(delay=True):
         sys.stderr.write(f"chaos cannot be had here: {reason}\n")
         return 2
 
-    changes: dict[str, Any] = {"seed": options.seed}
+    changes: dict[str, Any] = {"seed": options.seed, "overlap": options.overlap}
     if options.steps:
         changes["steps"] = options.steps
     if options.kinds:

@@ -39,6 +39,7 @@ class Setting:
         rate_mbit, rtt_ms: of the network; None, 0 for none.
         seed: of model, data order and schedule.
         kinds: of faults.
+        overlap: share of the faults that do not wait for the one before to end.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Setting:
     rtt_ms: float = 20.0
     seed: int = 1
     kinds: tuple[str, ...] = ANYTHING
+    overlap: float = 0.15
 
     @property
     def undisturbed(self) -> Setting:
@@ -85,6 +87,7 @@ def schedule_for(setting: Setting) -> list[Fault]:
         deadline_s=setting.timeout_s,
         settle_s=2.5,
         kinds=setting.kinds,
+        overlap=setting.overlap,
     )
 
 

@@ -82,7 +82,7 @@ def plan(
     deadline_s: float,
     settle_s: float,
     kinds: Sequence[str] = ANYTHING,
-    overlap: float = 0.15,
+    overlap: float,
 ) -> list[Fault]:
     """A schedule: all kinds in a shuffled order, then all again, until the steps are used up.
 

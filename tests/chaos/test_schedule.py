@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.schedule import ANYTHING, WITHOUT_RETURN, plan
 
-_RUN: dict[str, Any] = {"steps": 3000, "step_s": 0.1, "deadline_s": 5.0, "settle_s": 3.0}
+_RUN: dict[str, Any] = {"steps": 3000, "step_s": 0.1, "deadline_s": 5.0, "settle_s": 3.0, "overlap": 0.15}
 _CLUSTERS = ("west", "mid", "east")
 
 
@@ -29,6 +29,16 @@ def test_what_a_schedule_holds(seed: int) -> None:
         lasts = fault.duration_s > _RUN["deadline_s"]
         assert fault.noticed == (lasts or "kill" in fault.what or "memory" in fault.what) or "link" in fault.what
         assert not ("briefly" in fault.what and fault.duration_s > 0.6 * _RUN["deadline_s"])
+
+
+def test_overlap() -> None:
+    def overlapping(overlap: float) -> int:
+        faults = plan(1, _CLUSTERS, **{**_RUN, "overlap": overlap})
+        ends = [fault.at_step + fault.duration_s / _RUN["step_s"] for fault in faults]
+        return sum(end > fault.at_step for end, fault in zip(ends, faults[1:], strict=False))
+
+    assert overlapping(0.0) == 0
+    assert overlapping(1.0) > 5
 
 
 def test_kinds_can_be_chosen() -> None:
