@@ -6,6 +6,7 @@ docs/architecture.md shows the Trainer's loop with these events in place.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,8 @@ from paddlenlp_nebula.batches import count, hash_batch
 from paddlenlp_nebula.checkpoint import find_state, save_state
 from paddlenlp_nebula.doubts import doubts
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
-from paddlenlp_nebula.evaluation import refuse_what_cannot_agree
-from paddlenlp_nebula.farewell import FarewellHook
+from paddlenlp_nebula.evaluation import comparable, refuse_what_cannot_agree
+from paddlenlp_nebula.farewell import TERMINATED, FarewellHook
 from paddlenlp_nebula.hello import hello, part_random_state
 from paddlenlp_nebula.hybrid import refuse_unsupported
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME, Ledger
@@ -37,7 +38,6 @@ __all__ = ["NebulaCallback"]
 
 _STATE_KEY = "nebula"  # in TrainerState.trial_params, which the Trainer saves and restores for us
 _REPORT_EVERY_S = 10.0  # at least, however rarely the Trainer logs
-_LOCAL_METRICS = ("runtime", "samples_per_second", "steps_per_second", "epoch", "ppl_runtime")
 
 
 class NebulaCallback(TrainerCallback):
@@ -78,6 +78,9 @@ class NebulaCallback(TrainerCallback):
         self._step_started: float | None = None
         self._step_ended: float | None = None  # the one before: a step lasts from there, its data included
         self._exposed_before = 0.0
+        self._saves = False  # the Trainer writes checkpoints
+        self._terminated = False  # this process has been asked to end
+        self._leaves = False  # one of this cluster's has, and its checkpoint is next
 
     def join(self) -> Run:
         """Meet the other clusters (done in ``on_train_begin`` unless it has been done before)."""
@@ -102,7 +105,9 @@ class NebulaCallback(TrainerCallback):
         if self._run is None:
             self._refuse_what_needs_nebula_trainer()
             self.join()
-            self._hook = FarewellHook(self.fail)  # NebulaTrainer has joined, and watches, by itself
+            self._hook = FarewellHook(
+                self.fail, self.checkpoint_first
+            )  # NebulaTrainer has joined, and watches, by itself
         run = self._run
         assert run is not None
         if nebula.sync_lora_merge == "freeze_a":
@@ -140,6 +145,7 @@ class NebulaCallback(TrainerCallback):
         if state.global_step == 0:  # a checkpoint has its own random state
             part_random_state(nebula.cluster_index)
         self._batch_hash = 0
+        self._saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
         self._step_ended = None
         self._report_path = Path(args.output_dir) / REPORT_NAME
         self._write_report()
@@ -163,7 +169,8 @@ class NebulaCallback(TrainerCallback):
         run = self._run
         assert run is not None
         assert self._rounds is not None
-        samples, tokens = (int(total) for total in run.local.sum(self._samples, self._tokens))
+        samples, tokens, asked = (int(total) for total in run.local.sum(self._samples, self._tokens, self._terminated))
+        self._leaves = asked > 0  # all local processes together, or their checkpoint would not be whole
         scale = getattr(scaler, "_scale", None)  # a scaler that is switched off, as on a CPU, has none
         self._step = Step(
             number=state.global_step + 1,
@@ -220,6 +227,8 @@ class NebulaCallback(TrainerCallback):
         self._step_ended = time.perf_counter()
         if run.ended is not None:
             control.should_training_stop = True
+        if self._leaves:
+            control.should_save = True  # and no step after that: see on_save
         if run.local.is_leader:
             self._keep(state)
             if time.monotonic() - self._reported_at >= _REPORT_EVERY_S:
@@ -229,11 +238,7 @@ class NebulaCallback(TrainerCallback):
         """Replace the metrics by the clusters' mean: best checkpoints and early stopping then agree."""
         if self._run is None or metrics is None:
             return  # an evaluation outside of training
-        mine = {
-            key: number
-            for key, value in metrics.items()
-            if not key.endswith(_LOCAL_METRICS) and (number := _number(value)) is not None
-        }
+        mine = comparable(metrics)
         if not self._run.alone and self._run.ended is None:
             mine = self._run.agree_on_metrics(mine)
             metrics.update(mine)
@@ -250,6 +255,9 @@ class NebulaCallback(TrainerCallback):
             arrays = self._rounds.state()
             if arrays:
                 save_state(Path(args.output_dir) / f"checkpoint-{state.global_step}", arrays)
+        if self._leaves:
+            logger.warning(f"nebula: {TERMINATED}: checkpoint-{state.global_step} is written, to resume from")
+            raise SystemExit(128 + signal.SIGTERM)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The last event before the best model may be loaded: average what has changed since the last round."""
@@ -305,6 +313,15 @@ class NebulaCallback(TrainerCallback):
             with contextlib.suppress(OSError):
                 self._write_report()
 
+    def checkpoint_first(self) -> bool:
+        """This process has been asked to end (SIGTERM): write a checkpoint after the present step, and end then.
+
+        Returns:
+            Whether that will be: not if the Trainer writes no checkpoints, or has not begun.
+        """
+        self._terminated = self._saves and self._run is not None
+        return self._terminated
+
     def close(self) -> None:
         """Forget the run; the next ``train()`` starts a new one."""
         if self._hook is not None:
@@ -312,6 +329,7 @@ class NebulaCallback(TrainerCallback):
             self._hook = None
         self._run = self._rounds = None
         self._report_path = None
+        self._terminated = self._leaves = False
 
     # Inside
 
@@ -377,10 +395,3 @@ class NebulaCallback(TrainerCallback):
                 self._run.degrade(f"{self._report_path} could not be written: {error.strerror}", once=True)
             else:
                 self._reports += 1
-
-
-def _number(value: Any) -> float | None:
-    """A metric as a number (also NumPy's and Paddle's), or None if it is not a single one."""
-    if hasattr(value, "item") and numel(value) == 1:
-        value = value.item()
-    return float(value) if isinstance(value, int | float) else None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError
+from paddlenlp_nebula.tensors import numel
 
-__all__ = ["refuse_what_cannot_agree"]
+__all__ = ["comparable", "refuse_what_cannot_agree"]
+
+_LOCAL_METRICS = ("runtime", "samples_per_second", "steps_per_second", "epoch", "ppl_runtime")
 
 
 def refuse_what_cannot_agree(args: Any, nebula: NebulaArguments) -> None:
@@ -49,3 +53,19 @@ def refuse_what_cannot_agree(args: Any, nebula: NebulaArguments) -> None:
             problems.append(f"sync_keep_unsent must be false {why}")
     if problems:
         raise ConfigurationError(problems)
+
+
+def comparable(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of an evaluation that clusters can average: single numbers that do not tell of this machine alone."""
+    return {
+        key: number
+        for key, value in metrics.items()
+        if not key.endswith(_LOCAL_METRICS) and (number := _number(value)) is not None
+    }
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a number (also NumPy's and Paddle's), or None if it is not a single one."""
+    if hasattr(value, "item") and numel(value) == 1:
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else None

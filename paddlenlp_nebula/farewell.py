@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
-__all__ = ["FarewellHook", "telling_the_others"]
+__all__ = ["TERMINATED", "FarewellHook", "telling_the_others"]
 
-
-_TERMINATED = "it was terminated (SIGTERM)"
+TERMINATED = "it was terminated (SIGTERM)"
+_CHECKPOINT_S = 20.0  # schedulers kill some 30 s after they have asked
 
 
 def _describe(error: BaseException) -> str:
@@ -34,10 +34,14 @@ class FarewellHook:
 
     Args:
         leave: says goodbye, given the reason; does nothing the second time.
+        defer: asked at the first SIGTERM: whether a checkpoint is written first, and the process ends itself then. If it
+            has not within 20 s, or at the second SIGTERM, it ends without.
     """
 
-    def __init__(self, leave: Callable[[str], None]) -> None:
+    def __init__(self, leave: Callable[[str], None], defer: Callable[[], bool] = lambda: False) -> None:
         self._leave = leave
+        self._defer = defer
+        self._timer: threading.Timer | None = None
         self._terminated = False
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_exception
@@ -50,10 +54,12 @@ class FarewellHook:
 
     def describe(self, error: BaseException) -> str:
         """Why training ends, as the end of a sentence."""
-        return _TERMINATED if self._terminated and isinstance(error, SystemExit) else _describe(error)
+        return TERMINATED if self._terminated and isinstance(error, SystemExit) else _describe(error)
 
     def remove(self) -> None:
         """Training is over: put everything back."""
+        if self._timer is not None:
+            self._timer.cancel()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook
         atexit.unregister(self._at_exit)
@@ -67,21 +73,27 @@ class FarewellHook:
             self._previous_hook(kind, error, trace)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self._terminated = True
+        first, self._terminated = not self._terminated, True
+        if first and self._defer():
+            again = (threading.get_ident(), signal.SIGTERM)
+            self._timer = threading.Timer(_CHECKPOINT_S, signal.pthread_kill, again)
+            self._timer.daemon = True
+            self._timer.start()
+            return
         raise SystemExit(128 + number)
 
     def _at_exit(self) -> None:
-        self._leave(_TERMINATED if self._terminated else "its process ended before its training did")
+        self._leave(TERMINATED if self._terminated else "its process ended before its training did")
 
 
 @contextlib.contextmanager
-def telling_the_others(leave: Callable[[str], None]) -> Iterator[None]:
+def telling_the_others(leave: Callable[[str], None], defer: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Tell the others if the block raises; works where exception hooks do not (notebooks).
 
     Args:
-        leave: as for `FarewellHook`.
+        leave, defer: as for `FarewellHook`.
     """
-    hook = FarewellHook(leave)
+    hook = FarewellHook(leave, defer)
     try:
         yield
     except BaseException as error:

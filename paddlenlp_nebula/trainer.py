@@ -59,7 +59,7 @@ class NebulaTrainerMixin:
         run = self.nebula_callback.join()
         planned = self.args.max_steps
         try:
-            with telling_the_others(self.nebula_callback.fail):
+            with telling_the_others(self.nebula_callback.fail, self.nebula_callback.checkpoint_first):
                 resume = self._agree_on_resume(run, resume_from_checkpoint)
                 self.nebula_callback.resume_folder = resume
                 self.args.max_steps = self._agree_on_steps(run)

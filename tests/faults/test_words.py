@@ -77,3 +77,16 @@ def test_stop_on_the_others_exception(stage: Stage, tmp_path: Path) -> None:
             last
         )
         nothing_left(west, east)
+
+
+def test_a_checkpoint_is_written_when_asked_to_end(stage: Stage, tmp_path: Path) -> None:
+    arguments = ("--steps", str(STEPS), "--save", "steps")
+    with stage.jobs(tmp_path, *arguments, east=("--fault", "SIGTERM@8")) as (west, east):
+        assert east.wait(40) == 128 + signal.SIGTERM, east.tail()
+        assert west.finished(STEPS)
+        nothing_left(west, east)
+        assert east.step() == 9  # one more than when it was asked
+        assert (east.folder / "out" / "checkpoint-9" / "trainer_state.json").is_file()
+        assert east.find("it was terminated .SIGTERM.: checkpoint-9 is written")
+        (sentence, *_) = west.report()["degradations"]
+        assert sentence.startswith("cluster 'east' was lost after exchange 9: it was terminated (SIGTERM)")

@@ -95,6 +95,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--timeout", type=float, default=10.0)
     parser.add_argument("--on-loss", default="continue")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--save", choices=("no", "steps"), default="no")
     options = parser.parse_args(argv)
 
     nebula = NebulaArguments(sync_timeout_s=options.timeout, sync_on_loss=options.on_loss, sync_codec=options.codec)
@@ -107,7 +108,8 @@ def main(argv: Sequence[str]) -> None:
         learning_rate=options.learning_rate,
         device="cpu",
         logging_steps=1,
-        save_strategy="no",
+        save_strategy=options.save,
+        save_steps=1000,
         disable_tqdm=True,
         dataloader_num_workers=options.workers,
     )
