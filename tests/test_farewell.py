@@ -42,8 +42,8 @@ def test_a_second_request_does_not_wait_for_the_checkpoint(default: None) -> Non
 def test_a_checkpoint_that_does_not_come_is_not_waited_for(default: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farewell, "_CHECKPOINT_S", 0.1)
     hook = FarewellHook(lambda reason: None, lambda: True)
+    signal.raise_signal(signal.SIGTERM)
     with pytest.raises(SystemExit):
-        signal.raise_signal(signal.SIGTERM)
         time.sleep(5)
     hook.remove()
 
