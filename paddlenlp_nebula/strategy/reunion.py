@@ -326,7 +326,7 @@ class Reunion:
             ours = values[bucket.start : bucket.stop]
             if not weight:
                 ours[:] = theirs
-                self._fetched[part] = (digests[part], ours.copy())
+                self._fetched[part] = (digests[part], ours)
             elif other:  # else not even their zeros, which would turn a -0.0 into another one than that of the others
                 ours *= weight
                 ours += other * theirs
