@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -23,7 +23,7 @@ import xxhash
 
 from paddlenlp_nebula.errors import ProtocolError
 
-__all__ = ["Codec", "Float32Vector", "Layout", "State", "Turn"]
+__all__ = ["Codec", "Float32Vector", "Layout", "State", "Turn", "described"]
 
 Float32Vector: TypeAlias = npt.NDArray[np.float32]
 State: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -180,3 +180,8 @@ class Codec(ABC):
     def take_back(self, payload: memoryview, layout: Layout, state: State) -> None:
         """The round came to nothing: what ``encode`` sent returns to the state, to be sent later."""
         return  # where there is no state, nothing was counted on
+
+
+def described(arrays: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, str]:
+    """What is in a checkpoint's state: name -> dtype and shape."""
+    return {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from paddlenlp_nebula.backend.backend import Backend, Encoder, Flat, Remembered, Vector
 from paddlenlp_nebula.backend.host import HOST
 from paddlenlp_nebula.buckets import BUCKET_NUMEL, Bucket, cut
-from paddlenlp_nebula.codec.codec import Codec, State, Turn
+from paddlenlp_nebula.codec.codec import Codec, State, Turn, described
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.frames import Kind, checksum
 from paddlenlp_nebula.link.gather import all_gather
@@ -29,7 +29,7 @@ from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.opening import FINAL, Opening, first_difference, guest_bits, majority
 from paddlenlp_nebula.tensors import Tensor
 
-__all__ = ["Exchange", "buckets_for", "described", "name_fault"]
+__all__ = ["Exchange", "buckets_for", "name_fault"]
 
 _KEY = re.compile(r"codec/(\d+)/(\w+)")
 _SPEC = "codec/spec"
@@ -169,8 +169,10 @@ class Exchange:
             return values
         for index, member, payload in self._payloads_of(number, parts, produce, when_posted, final):
             bucket = self.buckets[parts[index]]
+            part = values[starts[index] : starts[index + 1]]
             with _blaming(member, bucket):
-                encoder.add(payload, bucket.layout, share[member], values[starts[index] : starts[index + 1]])
+                encoder.add(payload, bucket.layout, share[member], part)
+                self._check_finite(part)
         return values
 
     def collect(
@@ -187,6 +189,7 @@ class Exchange:
             bucket = self.buckets[parts[index]]
             with _blaming(member, bucket):
                 decoded = self.backend.decode(encoder, payload, bucket.layout)
+                self._check_finite(decoded)
             self.backend.assign(values[member][starts[index] : starts[index + 1]], decoded)
         return values
 
@@ -306,6 +309,10 @@ class Exchange:
                 f"a value does not fit into sync_codec={(final or self._codec).spec!r} in round {turn.round} (in {names[:200]}): {error}"
             ) from None
 
+    def _check_finite(self, vector: Vector) -> None:
+        if not self.backend.finite(vector):  # nobody sends that who is not broken or hostile, and all see it alike
+            raise ProtocolError("it must hold finite numbers, got infinite ones or NaN")
+
     def _compare(self, openings: Mapping[str, Opening], when: str) -> None:
         if (bucket := first_difference([opening.digests for opening in openings.values()])) is None:
             return
@@ -364,11 +371,6 @@ def buckets_for(selection: Selection, codec: Codec, fragments: int = 1) -> list[
             ]
         )
     return buckets
-
-
-def described(arrays: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, str]:
-    """name -> dtype and shape."""
-    return {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
 
 
 def name_fault(exchange: Exchange, bucket: Bucket, vector: Vector, what: str, where: str) -> NebulaError | None:

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from paddlenlp_nebula.backend.backend import Flat, Vector
 from paddlenlp_nebula.buckets import Bucket
-from paddlenlp_nebula.codec.codec import Codec, Float32Vector
+from paddlenlp_nebula.codec.codec import Codec, Float32Vector, described
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.selection import Selection
-from paddlenlp_nebula.strategy.exchange import Exchange, described, name_fault
+from paddlenlp_nebula.strategy.exchange import Exchange, name_fault
 from paddlenlp_nebula.strategy.opening import Opening, common_guest, shares
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
 from paddlenlp_nebula.strategy.product import ProductMerge

@@ -1,9 +1,13 @@
-"""Members that should hold the same parameters and do not: whose are right, and who leaves."""
+"""Members that hold or send what they must not: whose parameters are right, and who leaves."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.errors import NebulaError, PeerLost
 from paddlenlp_nebula.strategy.every_step import Average
 from paddlenlp_nebula.strategy.opening import first_difference, majority
@@ -45,7 +49,7 @@ def test_the_odd_one_out_leaves_and_the_majority_goes_on(count: int, odd: int) -
 
 
 def test_two_of_five_are_odd_each_in_its_own_way() -> None:
-    digests = {name: (1, 2) for name in "abcde"} | {"b": (1, 3), "d": (0, 2)}
+    digests = dict.fromkeys("abcde", (1, 2)) | {"b": (1, 3), "d": (0, 2)}
     assert majority(digests) == ("a", "c", "e")
     assert first_difference(list(digests.values())) == 0
 
@@ -67,6 +71,29 @@ def test_without_resync_everybody_stops() -> None:
     for outcome in together(found, lambda member, i: member.exchanged()):
         assert "must hold identical parameters" in str(outcome)
     assert not any(member.exchange.diverged for member in found)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("count", [2, 3])
+def test_who_sends_numbers_that_are_not_finite_is_no_member_any_more(count: int, value: float) -> None:
+    """Nobody does by accident, since all look at their own; the others go on."""
+    found = group(count)
+    hostile = found[1].strategy
+
+    def gradient(bucket: Bucket, *_: Any) -> Any:
+        vector = hostile._gather(bucket)
+        vector[-1] = value
+        return vector
+
+    hostile._gradient = gradient  # type: ignore[method-assign]
+    outcomes = together(found, lambda member, i: member.exchanged())
+    others = [i for i in range(count) if i != 1]
+    for i in others:
+        assert isinstance(outcomes[i], Average), outcomes[i]
+        assert "birch" not in found[i].link.members
+        assert np.isfinite(outcomes[i].values).all()
+        assert "its bucket 0 does not decode: it must hold finite numbers" in found[i].sentences[0]
+    assert len({outcomes[i].values.tobytes() for i in others}) == 1
 
 
 def test_equal_members_have_no_difference() -> None:
