@@ -217,6 +217,9 @@ class Run:
             self.ledger.facts["failure"] = reason
         if self._link is None:
             return
+        returns = self._party.returns if self._party is not None else None
+        if returns is not None and deliberate:
+            returns.close()  # or it might knock at the door of the script's next run, as if this one went on
         try:
             self._link.leave(reason, deliberate=deliberate)
         except Exception as error:
@@ -224,8 +227,8 @@ class Run:
                 raise
             logger.warning(f"nebula: saying goodbye failed with {error!r}")  # the first error matters more
         finally:
-            if self.party.returns is not None:
-                self.party.returns.close()
+            if returns is not None:
+                returns.close()
             self._link.close()
             self._count_bytes()
 
