@@ -37,4 +37,6 @@ def spread_parameters(exchange: Exchange, giver: str, values: Float32Vector) -> 
                     f"got {message.frame.length}"
                 )
             part[:] = np.frombuffer(message.payload, dtype="<f4")
+            if not np.isfinite(part).all():
+                raise ProtocolError(f"bucket {bucket.index} from cluster {giver!r} must hold finite numbers")
     link.flush()

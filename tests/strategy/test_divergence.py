@@ -10,6 +10,7 @@ import pytest
 from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.errors import NebulaError, PeerLost
 from paddlenlp_nebula.strategy.every_step import Average
+from paddlenlp_nebula.strategy.initial import spread_parameters
 from paddlenlp_nebula.strategy.opening import first_difference, majority
 
 from ..link.clusters import NAMES
@@ -94,6 +95,16 @@ def test_who_sends_numbers_that_are_not_finite_is_no_member_any_more(count: int,
         assert np.isfinite(outcomes[i].values).all()
         assert "its bucket 0 does not decode: it must hold finite numbers" in found[i].sentences[0]
     assert len({outcomes[i].values.tobytes() for i in others}) == 1
+
+
+def test_nobody_starts_from_numbers_that_are_not_finite() -> None:
+    found = members(2)
+    parameter = found[0].selection.parameters[0]
+    parameter.set_value(parameter * np.nan)
+    values = [np.empty(member.selection.numel, np.float32) for member in found]
+    outcomes = together(found, lambda member, i: spread_parameters(member.exchange, NAMES[0], values[i]))
+    assert isinstance(outcomes[1], PeerLost)
+    assert "bucket 0 from cluster 'amber' must hold finite numbers" in str(outcomes[1])
 
 
 def test_equal_members_have_no_difference() -> None:
