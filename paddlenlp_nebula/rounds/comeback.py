@@ -13,7 +13,7 @@ from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.history import History
 from paddlenlp_nebula.strategy.reunion import Bearings, Member, Plane, Reunion
-from paddlenlp_nebula.tensors import Tensor, unwrapped
+from paddlenlp_nebula.tensors import Tensor, master_weight, unwrapped
 
 __all__ = ["Comeback", "Takeover", "optimizer_state"]
 
@@ -131,12 +131,15 @@ def optimizer_state(optimizer: Any, parameters: Sequence[Tensor]) -> Selection:
     """
     *_, innermost = unwrapped(optimizer)
     kinds: Mapping[str, Mapping[str, Tensor]] = innermost._accumulators
+    # Paddle files the moments of a master weight under that one's name.
+    masters = [master_weight(optimizer, parameter) for parameter in parameters]
+    names = [(p if master is None else master).name for p, master in zip(parameters, masters, strict=True)]
     return Selection(
         [
-            (f"{kind}.{index}", tensors[parameter.name])
+            (f"{kind}.{index}", tensors[name])
             for kind, tensors in sorted(kinds.items())
-            for index, parameter in enumerate(parameters)
-            if parameter.name in tensors
+            for index, name in enumerate(names)
+            if name in tensors
         ]
     )
 

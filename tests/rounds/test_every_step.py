@@ -1,4 +1,4 @@
-"""What a checkpoint must not be continued with."""
+"""What a checkpoint must not be continued with, and what of the optimizer a cluster that comes back takes over."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 
 from paddlenlp_nebula.errors import NebulaError
+from paddlenlp_nebula.rounds.comeback import optimizer_state
 from paddlenlp_nebula.rounds.every_step import EveryStepRounds
 
 
@@ -22,3 +24,15 @@ def test_what_changes_of_parameters_left_is_not_added_to_gradients() -> None:
     assert taken == []
     rounds.restore(residual)
     assert taken == [residual]
+
+
+def test_moments_of_master_weights_are_taken_over() -> None:
+    """Paddle's own optimizer makes them, as it does for bfloat16 parameters on a GPU."""
+    layer = paddle.nn.Linear(3, 2)
+    layer.to(dtype="bfloat16")
+    optimizer = paddle.optimizer.AdamW(parameters=layer.parameters(), multi_precision=True)
+    optimizer._create_accumulators(paddle.static.default_main_program().global_block(), layer.parameters())
+    states = optimizer_state(optimizer, layer.parameters())
+    assert [name for name in states.names if name.startswith("moment1")] == ["moment1.0", "moment1.1"]
+    assert len(states) == 2 * 4  # two moments, and the powers of two betas
+    assert states.parameters[0] is optimizer._get_accumulator_master("beta1_pow_acc", layer.weight)
