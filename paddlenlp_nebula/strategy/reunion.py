@@ -220,8 +220,8 @@ class Reunion:
                 self._accepted = True
         except (PeerLost, EpochProposed):
             raise
-        except NebulaError as error:  # it has invited us at the same moment, say: both try again
-            raise PeerLost(newcomer, f"it does not accept our invitation: {error}") from error
+        except NebulaError as error:  # another message than ACCEPT
+            raise PeerLost(newcomer, "it was in another group by then, or invites us itself: both try again") from error
 
     def _introductions(self, number: int, bearings: Bearings) -> dict[str, _Introduction]:
         own = {
