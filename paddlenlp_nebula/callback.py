@@ -21,7 +21,7 @@ from paddlenlp_nebula.batches import count, hash_batch
 from paddlenlp_nebula.checkpoint import find_state, save_state
 from paddlenlp_nebula.doubts import doubts
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
-from paddlenlp_nebula.evaluation import comparable, refuse_what_cannot_agree
+from paddlenlp_nebula.evaluation import comparable, forget_best, refuse_what_cannot_agree
 from paddlenlp_nebula.farewell import TERMINATED, FarewellHook
 from paddlenlp_nebula.hello import hello, part_random_state
 from paddlenlp_nebula.hybrid import refuse_unsupported
@@ -203,6 +203,8 @@ class NebulaCallback(TrainerCallback):
         seconds = time.perf_counter() - started if started is not None else 0.0
         self._rounds.after_step(replace(self._step, seconds=seconds))
         step = self._rounds.jump()
+        if step is not None and (forgotten := forget_best(state)) is not None:
+            self._run.degrade(forgotten)
         if step is not None and step != self._step.number:
             # Others went further meanwhile: the schedule is that of the time, whoever has trained in it.
             state.global_step = step - 1  # the Trainer is about to count this one

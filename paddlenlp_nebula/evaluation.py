@@ -9,7 +9,7 @@ from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.tensors import numel
 
-__all__ = ["comparable", "refuse_what_cannot_agree"]
+__all__ = ["comparable", "forget_best", "refuse_what_cannot_agree", "why_not_again"]
 
 _LOCAL_METRICS = ("runtime", "samples_per_second", "steps_per_second", "epoch", "ppl_runtime")
 
@@ -53,6 +53,34 @@ def refuse_what_cannot_agree(args: Any, nebula: NebulaArguments) -> None:
             problems.append(f"sync_keep_unsent must be false {why}")
     if problems:
         raise ConfigurationError(problems)
+
+
+def why_not_again(evaluation: str) -> str | None:
+    """Why clusters that have been apart could not agree on metrics any more; None if they could.
+
+    Args:
+        evaluation: when this cluster evaluates, as `hello` says it.
+    """
+    if "epoch" not in evaluation:
+        return None
+    return (
+        "with evaluation_strategy='epoch' one that comes back would evaluate at other steps than the rest: use 'steps'"
+    )
+
+
+def forget_best(state: Any) -> str | None:
+    """The clusters come together: each begins anew to look for the best model, or they would load unlike ones.
+
+    Args:
+        state: the TrainerState.
+
+    Returns:
+        What was forgotten, in a sentence; None if there was nothing.
+    """
+    best, state.best_model_checkpoint, state.best_metric = state.best_model_checkpoint, None, None
+    if best is None:
+        return None
+    return f"{best} is no longer the best model: clusters that were apart have evaluated unlike ones, and look anew"
 
 
 def comparable(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -9,7 +9,8 @@ import pytest
 
 from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.errors import ConfigurationError
-from paddlenlp_nebula.evaluation import refuse_what_cannot_agree
+from paddlenlp_nebula.evaluation import forget_best, refuse_what_cannot_agree, why_not_again
+from paddlenlp_nebula.hello import hello
 
 
 def training(**changes: Any) -> SimpleNamespace:
@@ -66,3 +67,26 @@ def test_the_rest_is_refused(args: SimpleNamespace, nebula: NebulaArguments, wor
     assert len(caught.value.problems) == len(words)
     for sentence in words:
         assert caught.match(sentence)
+
+
+def test_clusters_that_were_apart_look_for_the_best_model_anew() -> None:
+    state = SimpleNamespace(best_metric=0.5, best_model_checkpoint="runs/checkpoint-60")
+    assert "runs/checkpoint-60 is no longer the best model" in str(forget_best(state))
+    assert (state.best_metric, state.best_model_checkpoint) == (None, None)
+    assert forget_best(state) is None
+
+
+@pytest.mark.parametrize(("strategy", "refused"), [("no", False), ("steps", False), ("epoch", True)])
+@pytest.mark.parametrize("loader", [None, [0] * 10])
+def test_epochs_end_at_unlike_steps_after_a_return(strategy: str, refused: bool, loader: Any) -> None:
+    names = ("fp16", "bf16", "amp_master_grad", "optim", "lr_scheduler_type")
+    args: Any = SimpleNamespace(
+        **dict.fromkeys(names),
+        evaluation_strategy=strategy,
+        eval_steps=5,
+        gradient_accumulation_steps=2,
+        output_dir="a",
+    )
+    state = SimpleNamespace(global_step=0, max_steps=9)
+    evaluation = hello(args, state, settings(), loader, None)["evaluation"]
+    assert (why_not_again(evaluation) is not None) == refused

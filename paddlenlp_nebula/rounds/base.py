@@ -20,6 +20,7 @@ from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout
 from paddlenlp_nebula.codec.feedback import ErrorFeedback
 from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import NebulaError
+from paddlenlp_nebula.evaluation import why_not_again
 from paddlenlp_nebula.hello import optimizer_digest
 from paddlenlp_nebula.privacy.choose import facts_for, protection_for
 from paddlenlp_nebula.rounds.comeback import Comeback, Takeover
@@ -239,7 +240,8 @@ class Rounds(ABC):
                 fields["initial"] = self.exchange.parameter_digest()
             return fields
 
-        run.prepare(describe, number, {"takes_back": self.takes_back() or True, "max_steps": self._max_steps})
+        reason = self.takes_back() or why_not_again(str(hello.get("evaluation")))
+        run.prepare(describe, number, {"takes_back": reason or True, "max_steps": self._max_steps})
         kept = self._run.local.lead(lambda: {"keeps": keeps(), "restored": outcome})
         if kept["restored"]:
             self.restored(kept["restored"])
