@@ -144,6 +144,7 @@ class Switchboard:
         if kind is Kind.LEAVE:
             if not body.get("stays"):
                 self._goodbyes.add((sender, to))
+                line.reaches.discard(sender)  # of its end we will not be told again
             if to == self.cluster and body.get("deliberate"):
                 self._complete.append(sender)
         if to != self.cluster:

@@ -106,7 +106,6 @@ def test_a_run_that_has_begun_is_made_known_both_ways() -> None:
     assert begun.knocked("birch").of(Kind.WELCOME) == [{"arrived": ["amber", "birch"], "run": OPEN}]
 
     waiting = Board("cedar")
-    assert waiting.theirs is None
     up = waiting.led_up("birch", run=OPEN)
     assert waiting.theirs == OPEN
     waiting.says(up, Kind.WELCOME, arrived=["birch", "cedar"], run=None)
@@ -419,3 +418,16 @@ def test_whatever_is_said_it_is_dealt_with_or_refused(
         assert len(known) == len(set(known))
         assert board.arrived() <= set(CLUSTERS)
         assert {event.cluster for event in board.events} <= set(CLUSTERS)
+
+
+def test_who_has_said_goodbye_through_another_door_has_not_arrived() -> None:
+    """That door says no more when it goes; else a courier would wait for it, busily, again and again."""
+    amber, birch = Board("amber"), Board("birch")
+    up, line, cedar = birch.led_up("amber"), amber.knocked("birch"), amber.knocked("cedar")
+    birch.says(up, Kind.WELCOME, **line.of(Kind.WELCOME)[-1])
+    for stays, still in ((True, {"cedar"}), (False, set())):
+        amber.says(cedar, Kind.LEAVE, to="birch", reason="it failed", deliberate=False, stays=stays)
+        birch.says(up, Kind.LEAVE, **line.of(Kind.LEAVE)[0])
+        assert birch.arrived() == {"amber", "birch"} | still
+    amber.loses(cedar)
+    assert line.of(Kind.GONE) == []
