@@ -98,7 +98,7 @@ class Comeback:
         if alone:
             member.settle()
         # Merging a newcomer's own work takes its parameters as they are: not even that of the same round.
-        limit = -1 if run.arguments.drops_work_done_alone else run.arguments.sync_staleness_limit
+        limit = 0 if run.arguments.drops_work_done_alone else run.arguments.sync_staleness_limit
         reunion = self._reunion = self._reunion or Reunion(party.link, self.history, limit)
         bearings = Bearings(step, member.turns, fields, joins and member.exchange.diverged)
         planes = [*member.planes(), *([] if states is None else [_plane(states)])]

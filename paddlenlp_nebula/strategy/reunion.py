@@ -261,7 +261,7 @@ class Reunion:
         latest = max(entry.number for name in notes for entry in notes[name].history)
         work = {name: since(note.history, note.work, number) for name, note in notes.items()}
         total = sum(work.values())
-        merges = latest - number <= self._limit and total > 0 and not theirs.diverged
+        merges = latest - number <= self._limit > 0 and total > 0 and not theirs.diverged
         share = np.float32(work[newcomer] / total if merges else 0)
         return share, work[newcomer], number, latest - number
 

@@ -204,7 +204,7 @@ def test_nobody_has_done_anything() -> None:
     assert outcomes["birch"].parameters.tobytes() == numbers(0).tobytes()
 
 
-@pytest.mark.parametrize(("apart", "limit", "merges"), [(4, 4, True), (5, 4, False), (0, 0, True), (1, 0, False)])
+@pytest.mark.parametrize(("apart", "limit", "merges"), [(4, 4, True), (5, 4, False), (0, 1, True), (0, 0, False), (1, 0, False)])
 def test_staleness(apart: int, limit: int, merges: bool) -> None:
     def history(joins: bool) -> History:
         return history_of(10.0, apart=0 if joins else apart)
