@@ -71,7 +71,7 @@ def test_a_loss_scale_is_refused_with_noise() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "limit"),
-    [(NOISE, -1), (SECURE, -1), ({"privacy_clip_norm": 1.0}, -1), ({"sync_staleness_limit": 7}, 7)],
+    [(NOISE, 0), (SECURE, 0), ({"privacy_clip_norm": 1.0}, 0), ({"sync_staleness_limit": 7}, 7)],
 )
 def test_what_a_cluster_that_comes_back_has_learned_alone_is_not_merged(settings, limit, monkeypatch) -> None:
     """Its parameters would travel as they are."""
