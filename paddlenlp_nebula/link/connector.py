@@ -25,6 +25,7 @@ __all__ = ["Connector", "Joining"]
 
 _ATTEMPT_S = 30.0
 _RETRY_S = 1.0
+_LONGEST_RETRY_S = 60.0  # an attempt whose MPI does not get through keeps a core busy
 _LOOK_S = 0.02
 _IDLE_S = 0.25
 
@@ -90,6 +91,8 @@ class Connector:
         self._wanted: frozenset[str] = frozenset()
         self._joinings: dict[str, Joining] = {}
         self._since: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}  # peer -> seconds until the next attempt, after some that have failed
+        self._not_before: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nebula-connector", daemon=True)
 
@@ -105,6 +108,8 @@ class Connector:
         with self._lock:
             ready = [peer for peer, joining in self._joinings.items() if joining.courier.connected]
             self._wanted -= set(ready)
+            for peer in ready:
+                self._pauses.pop(peer, None)
             return {peer: self._joinings.pop(peer).courier for peer in ready}
 
     def close(self) -> None:
@@ -122,11 +127,13 @@ class Connector:
             with self._lock:
                 for peer in [peer for peer in self._joinings if peer not in self._wanted & arrived]:
                     self._give_up(peer)
+                for peer in self._pauses.keys() - arrived:  # when it comes again it may be anew
+                    del self._pauses[peer], self._not_before[peer]
                 for peer in self._wanted & arrived:
                     try:
                         self._advance(peer)
-                    except NebulaError:  # a courier that does not start, a peer that is gone again: try again
-                        self._give_up(peer)
+                    except (NebulaError, OSError):  # a courier that does not start, a peer that is gone again
+                        self._put_off(peer)
 
     def _advance(self, peer: str) -> None:
         joining = self._joinings.get(peer)
@@ -138,7 +145,9 @@ class Connector:
             joining.advance(_ATTEMPT_S)
             if not joining.courier.connected and time.monotonic() > self._since[peer] + 2 * _ATTEMPT_S:
                 raise ChannelLost(peer, "it did not connect")
-        elif self._is_first(peer) and time.monotonic() > self._since.get(peer, 0.0) + _RETRY_S:
+        elif self._is_first(peer) and time.monotonic() > max(
+            self._since.get(peer, 0.0) + _RETRY_S, self._not_before.get(peer, 0.0)
+        ):
             self._begin(peer)
 
     def _is_first(self, peer: str) -> bool:
@@ -149,6 +158,12 @@ class Connector:
         self._since[peer] = time.monotonic()
         self._joinings[peer] = joining = Joining(self._door, peer, self._credentials)
         return joining
+
+    def _put_off(self, peer: str) -> None:
+        """The attempt has failed: try again, less and less often."""
+        self._give_up(peer)
+        self._pauses[peer] = min(_LONGEST_RETRY_S, 2 * self._pauses.get(peer, _RETRY_S / 2))
+        self._not_before[peer] = time.monotonic() + self._pauses[peer]
 
     def _give_up(self, peer: str) -> None:
         if (joining := self._joinings.pop(peer, None)) is not None:

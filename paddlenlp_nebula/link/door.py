@@ -136,15 +136,22 @@ class Door:
             self._board.facts = facts or {"takes_back": "restart all clusters to take it in"}
 
     def adopt(self, line: Line, body: dict[str, Any]) -> None:
-        """Go on with the line to an earlier door that has opened.
+        """Go on with the line to an earlier door that has opened; close it if this door closes.
 
         Args:
             line: where WELCOME has come.
             body: of that message.
+
+        Raises:
+            ProtocolError: it is none that makes sense; the line is closed.
         """
-        with self._lock:
+        with self._lock, contextlib.ExitStack() as unless_adopted:
+            unless_adopted.callback(line.socket.close)
+            if self._board.closing:
+                return
             line.prepare(self._timeout_s)
             self._board.adopt(line, body)
+            unless_adopted.pop_all()
         self._wake()
 
     def send(self, kind: Kind, to: str, body: dict[str, Any]) -> None:
@@ -158,7 +165,8 @@ class Door:
         if os.getpid() != self._pid or self._close_by is not None:
             return
         self._close_by = time.monotonic() + linger_s
-        self._board.closing = True
+        with self._lock:
+            self._board.closing = True
         self._wake()
         self._thread.join(linger_s + 1.0)
         for end in (self._wake_thread, self._wake_write, self._news_read, self._news_write):

@@ -199,16 +199,11 @@ class Knocker:
 
     def _try(self, cluster: str, where: str) -> None:
         try:
-            line, body = _introduce(self._door, cluster, where, _KNOCK_TIMEOUT_S)
+            self._door.adopt(*_introduce(self._door, cluster, where, _KNOCK_TIMEOUT_S))
         except (OSError, EOFError):
             return
         except NebulaError as error:
             self._say(str(error))
-            return
-        if self._stop.is_set():
-            line.socket.close()
-        else:
-            self._door.adopt(line, body)
 
 
 def _introduce(door: Door, keeper: str, where: str, left_s: float) -> tuple[Line, dict[str, Any]]:

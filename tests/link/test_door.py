@@ -22,9 +22,9 @@ from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError
 from paddlenlp_nebula.link import strangers
 from paddlenlp_nebula.link.deadlines import Reminder
 from paddlenlp_nebula.link.door import Door, Event
-from paddlenlp_nebula.link.entrance import keep_door, knock
+from paddlenlp_nebula.link.entrance import Knocker, keep_door, knock
 from paddlenlp_nebula.link.frames import HEADER_BYTES, PROTOCOL_VERSION, Frame, Kind, checksum
-from paddlenlp_nebula.link.line import LIMIT_BYTES
+from paddlenlp_nebula.link.line import LIMIT_BYTES, Line
 from paddlenlp_nebula.link.strangers import MAX_STRANGERS
 
 from .clusters import at_once
@@ -563,3 +563,37 @@ def test_the_keepers_worker_does_not_keep_the_port(where: str) -> None:
     end([worker])
     os.close(ready)
     os.close(tell)
+
+
+# Coming back
+
+
+def test_a_welcome_that_makes_no_sense_is_said_and_the_door_is_tried_again(where: str) -> None:
+    caller = keep_door(where, CLUSTERS, "birch", timeout_s=5)
+    sentences: list[str] = []
+    with socket.create_server(("127.0.0.1", int(where.rpartition(":")[2]))) as listener:
+        listener.settimeout(20)
+        knocker = Knocker(caller, sentences.append)
+        for arrived in (["nobody"], ["amber", "birch"]):
+            connection, _ = listener.accept()
+            connection.settimeout(20)
+            assert read_message(connection)[0] is Kind.KNOCK
+            connection.sendall(message(Kind.WELCOME, {"arrived": arrived, "run": None}))
+            if "nobody" in arrived:
+                assert is_closed(connection)
+        until(lambda: caller.lines() == {"amber"})
+        knocker.close()
+        connection.close()
+    caller.close()
+    assert sentences == ["a WELCOME message must name clusters of the run, got ['nobody']"]
+
+
+def test_a_line_that_comes_to_a_closed_door_is_closed(where: str) -> None:
+    caller = keep_door(where, CLUSTERS, "birch", timeout_s=5)
+    caller.close()
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(20)
+    caller.adopt(Line(ours, "amber", leads_up=True), {"arrived": ["amber", "birch"], "run": None})
+    assert is_closed(theirs)
+    assert caller.lines() == set()
+    theirs.close()
