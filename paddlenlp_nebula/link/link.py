@@ -86,8 +86,8 @@ class Link(Streams):
     ) -> Iterator[Message]:
         """Wait for the next message of a peer, which must be of this kind, round and part.
 
-        The message's payload is valid inside the ``with`` block. ``timeout_s`` is a stricter bound on silence than the
-        link's own.
+        The message's payload is valid inside the ``with`` block. ``timeout_s`` bounds the whole wait, whatever
+        else the peer says meanwhile; otherwise the link's own timeout bounds its silence.
 
         Raises:
             PeerLost: the peer is gone, silent for ``timeout_s``, or sent what does not parse: a

@@ -114,17 +114,22 @@ class Returns:
         return max(_PATIENCE_S, 5 * self._interval_s)
 
     def met(self, guest: str) -> None:
-        """It has answered."""
+        """It has answered, and need not wait if it is lost and comes back once more."""
         self._pauses.pop(guest, None)
+        self._not_before.pop(guest, None)
 
     def invitation(self, number: int) -> Invitation | None:
-        """That of a group which outranks ours, once all of its members have sent it; ``number``: as above."""
+        """That of a group, once all of its members have sent it; ``number``: as above.
+
+        They have found that it outranks ours by what we had told them. Since then we may have come further, which changes
+        nothing, or both would wait for the other; only if ours is the larger one by now are they to come to us.
+        """
         ours = self._look(number)
         link = self._link
         for invitation in self._invitations.values():
             inviting = tuple(name for name in invitation.members if name != link.cluster)
             agreed = all(self._invitations.get(name) == invitation for name in inviting)
-            if agreed and Group(inviting, invitation.number).outranks(ours, link.clusters):
+            if agreed and len(inviting) >= len(ours.members):
                 return invitation
         return None
 

@@ -124,10 +124,10 @@ class Streams:
         while (message := self._next(peer)) is None:
             while_waiting()
             stream = self._streams.get(peer)
-            if stream is not None and stream.channel.bytes_received != heard:
+            if timeout_s is None and stream is not None and stream.channel.bytes_received != heard:
                 heard = stream.channel.bytes_received
                 deadline.renew()
-            self._check(peer, deadline, "sent nothing")
+            self._check(peer, deadline, "sent nothing" if timeout_s is None else "gave no answer")
             self._wait(deadline, peer)
         return message
 
@@ -190,6 +190,8 @@ class Streams:
         elif frame.kind is Kind.LEAVE:
             note = note_of(message, peer)
             self._departures.said_goodbye(peer, str(note.get("reason")), deliberate=bool(note.get("deliberate")))
+        elif frame.kind is Kind.PRESENT and peer in self.members:
+            pass  # it was still a guest when it said so, and will hear that it has been invited
         elif frame.kind is not Kind.WAITING:
             return frame.kind not in _FROM_ANY_EPOCH and frame.epoch < self.epoch
         return True

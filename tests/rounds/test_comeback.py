@@ -50,6 +50,11 @@ class Summons:
     def invite(self, guest: str, number: int) -> None:
         self._link.admit([*self._link.members, guest], 5)
 
+    patience_s = 20.0
+
+    def met(self, guest: str) -> None:
+        self.guests = ()
+
     def accept(self, invitation: Invitation) -> None:
         self._link.admit(invitation.members, invitation.epoch)
         self._link.post(Kind.ACCEPT, pack_note({}))
@@ -64,7 +69,9 @@ class Cluster(Unlike):
         self.party.returns = self.summons  # type: ignore[assignment]
         self.party._on_loss = "continue"
         self.returned: list[Reunited] = []
-        arguments = SimpleNamespace(cluster_name=link.cluster, hides_updates=False, sync_staleness_limit=limit)
+        arguments = SimpleNamespace(
+            cluster_name=link.cluster, hides_updates=False, drops_work_done_alone=False, sync_staleness_limit=limit
+        )
         self.run = SimpleNamespace(
             party=self.party, arguments=arguments, ended=None, number=0, returned=self.returned.append
         )
