@@ -32,13 +32,15 @@ def roster_problems(cluster: str, clusters: Sequence[str], rendezvous: str) -> l
     first, *others = rendezvous.split(",")
     if not _is_address(first) or not all(_is_address(where) for where in others if where):
         found.append(
-            "rendezvous must be 'host:port' with a port from 1 to 65535, several of them separated by commas, 'world' or "
-            f"'loopback', got {rendezvous!r}"
+            "rendezvous must be 'host:port' with a port from 1 to 65535, several of them separated by commas without spaces, "
+            f"'world' or 'loopback', got {rendezvous!r}"
         )
     elif len(others) >= len(clusters):
         found.append(
             f"rendezvous must give at most one address for each of the {len(clusters)} clusters, got {rendezvous!r}"
         )
+    elif len(set(given := [first, *filter(None, others)])) != len(given):
+        found.append(f"rendezvous must give each cluster an address of its own, got {rendezvous!r}")
     return found
 
 
@@ -48,5 +50,5 @@ def _is_name(name: str) -> bool:
 
 def _is_address(where: str) -> bool:
     host, colon, port = where.rpartition(":")
-    named = re.fullmatch(r"[^\s/,]+", host) is not None
+    named = re.fullmatch(r"[^\s/,;]+", host) is not None
     return named and bool(colon) and port.isascii() and port.isdigit() and 0 < int(port) < 65536

@@ -43,12 +43,20 @@ def test_the_first_clusters_have_doors(rendezvous: str, found: dict[str, str]) -
         "a.org:1,b.org",
         "a.org:1, b.org:2",
         "a.org:1,world",
+        "a.org:1;b.org:2",
     ],
 )
 def test_what_is_no_address(rendezvous: str) -> None:
     (problem,) = roster_problems("amber", CLUSTERS, rendezvous)
     assert problem.startswith("rendezvous must be 'host:port'")
     assert repr(rendezvous) in problem
+
+
+@pytest.mark.parametrize("rendezvous", ["a:1,a:1", "a:1,,a:1", "a:1,b:2,b:2"])
+def test_two_clusters_cannot_have_one_door(rendezvous: str) -> None:
+    assert roster_problems("amber", CLUSTERS, rendezvous) == [
+        f"rendezvous must give each cluster an address of its own, got {rendezvous!r}"
+    ]
 
 
 def test_more_doors_than_clusters() -> None:
