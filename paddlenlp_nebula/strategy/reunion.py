@@ -181,7 +181,8 @@ class Reunion:
         self._compare(notes, newcomer, hosts[0])
         share, work, common, apart = self._shares(notes, newcomer, hosts)
         donor = self._donor(number, newcomer, hosts)
-        own = [self._digest_of(bucket, parameters, fetches=joins and not share) for bucket in parameters.buckets]
+        fetches = joins and not share
+        own = [self._digest_of(bucket, parameters, fetches=fetches) for bucket in parameters.buckets]
         theirs = self._other_digests(number, newcomer, hosts, donor, own)
         parts = [index for index, pair in enumerate(zip(own, theirs, strict=True)) if pair[0] != pair[1]]
         routes: dict[str, Sequence[str]] = {donor: [newcomer]}
@@ -190,7 +191,8 @@ class Reunion:
         values = None
         if joins or share:
             weights = (share, np.float32(1) - share)
-            values = self._average(number, parameters, parts, theirs, routes, weights if joins else weights[::-1])
+            weights = weights if joins else weights[::-1]
+            values = self._average(number, parameters, parts, theirs, routes, weights, fetches=fetches)
         else:
             deque(self._parts(number, parameters, parts, routes), maxlen=0)  # this one may have to send
         received = [self._copy(number, state, {donor: [newcomer]}, joins) for state in states]
@@ -308,6 +310,8 @@ class Reunion:
         digests: Sequence[int],
         routes: Mapping[str, Sequence[str]],
         weights: tuple[np.float32, np.float32],
+        *,
+        fetches: bool,
     ) -> Float32Vector:
         """Our numbers by the first weight and theirs by the second; theirs as they are if ours have no weight.
 
@@ -317,8 +321,8 @@ class Reunion:
         weight, other = weights
         values = np.empty(plane.numel, dtype=np.float32)
         for bucket in plane.buckets:
-            kept = self._fetched.get(bucket.index)
-            values[bucket.start : bucket.stop] = plane.read(bucket) if weight or kept is None else kept[1]
+            kept = self._fetched.get(bucket.index) if fetches else None
+            values[bucket.start : bucket.stop] = plane.read(bucket) if kept is None else kept[1]
         for part, member, theirs in self._parts(number, plane, parts, routes):
             bucket = plane.buckets[part]
             if _digest(theirs) != digests[part]:
@@ -326,7 +330,8 @@ class Reunion:
             ours = values[bucket.start : bucket.stop]
             if not weight:
                 ours[:] = theirs
-                self._fetched[part] = (digests[part], ours)
+                if fetches:  # only then is it announced as what we have, should this attempt break
+                    self._fetched[part] = (digests[part], ours)
             elif other:  # else not even their zeros, which would turn a -0.0 into another one than that of the others
                 ours *= weight
                 ours += other * theirs

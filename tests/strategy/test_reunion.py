@@ -204,7 +204,9 @@ def test_nobody_has_done_anything() -> None:
     assert outcomes["birch"].parameters.tobytes() == numbers(0).tobytes()
 
 
-@pytest.mark.parametrize(("apart", "limit", "merges"), [(4, 4, True), (5, 4, False), (0, 1, True), (0, 0, False), (1, 0, False)])
+@pytest.mark.parametrize(
+    ("apart", "limit", "merges"), [(4, 4, True), (5, 4, False), (0, 1, True), (0, 0, False), (1, 0, False)]
+)
 def test_staleness(apart: int, limit: int, merges: bool) -> None:
     def history(joins: bool) -> History:
         return history_of(10.0, apart=0 if joins else apart)
@@ -594,3 +596,17 @@ def test_a_donor_that_lies_is_left() -> None:
     assert outcomes["amber"].parameters.tobytes() == numbers(0).tobytes()
     assert group["amber"].link.members == group["cedar"].link.members == ("amber", "cedar")
     assert "its bucket 0 is not the one that it has announced" in group["amber"].events[0]
+
+
+def test_a_host_that_has_not_trained_keeps_nothing_of_a_broken_attempt() -> None:
+    """It takes over what the newcomer brings, bit for bit, but it announces what it holds itself."""
+    spoilt = numbers(1)
+    spoilt[-1] = np.nan
+    group = sides(2, "birch", (0.0, 5.0), parameters=lambda joins: spoilt if joins else numbers(0))
+    hosts_are_unharmed(group, "birch", group["birch"].reunite, "must hold finite numbers")
+    again = sides(2, "birch", (0.0, 5.0), parameters=lambda joins: numbers(0))
+    group["amber"].reunion._link = again["amber"].link
+    again["amber"].reunion = group["amber"].reunion
+    for found in all_reunite(again).values():
+        assert found.share == 1.0
+        assert found.parameters.tobytes() == numbers(0).tobytes()
