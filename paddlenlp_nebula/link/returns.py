@@ -126,10 +126,12 @@ class Returns:
         """
         ours = self._look(number)
         link = self._link
-        for invitation in self._invitations.values():
+        for guest, invitation in tuple(self._invitations.items()):
             inviting = tuple(name for name in invitation.members if name != link.cluster)
-            agreed = all(self._invitations.get(name) == invitation for name in inviting)
-            if agreed and len(inviting) >= len(ours.members):
+            if len(inviting) < len(ours.members):
+                link.dismiss(guest)  # who waits for our answer must not wait for long
+                self._forget(guest)
+            elif all(self._invitations.get(name) == invitation for name in inviting):
                 return invitation
         return None
 
