@@ -48,7 +48,7 @@ test-slow: setup
 fuzz: $(STAMP)
 	NEBULA_FUZZ_S=25 $(BIN)/pytest tests/fuzz
 
-# Three clusters train while everything that can break does, for half an hour; needs root. SEED repeats a run.
+# Three clusters train while everything that can break does, for a quarter of an hour; needs root. SEED repeats a run.
 SEED ?= 1
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --seed $(SEED)
