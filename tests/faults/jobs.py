@@ -14,8 +14,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -31,6 +32,9 @@ _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})\]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Real TCP also where both sites are this machine: MPI would take shared memory, which fails in other ways.
 _TCP = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+
+Start: TypeAlias = tuple[int, Callable[[], "int | None"]]
+"""A process id, and what tells its exit code."""
 
 
 def until(condition: Callable[[], Any], within_s: float, what: str) -> Any:
@@ -219,6 +223,12 @@ class Stage:
         self.wan = wan
         self._zygote = zygote
         self._port = 47000
+        self._starts: dict[tuple[str, str], Callable[[], Start]] = {}
+
+    def again(self, job: Job) -> None:
+        """Start a job that has ended once more, with the same command in the same folder."""
+        assert job.code() is not None
+        job.pid, job.code = self._starts[job.mark, job.cluster]()
 
     @contextmanager
     def jobs(
@@ -241,7 +251,10 @@ class Stage:
                 place = folder / name
                 place.mkdir()
                 environment = {MARK: mark, **roster.environment(name)}
-                jobs.append(self._start(name, own, both, environment, place, mark))
+                start = partial(self._start, name, own, both, environment, place)
+                pid, code = start()
+                jobs.append(Job(name, pid, place, mark, code))
+                self._starts[mark, name] = start
             yield jobs[0], jobs[1]
         finally:
             for process in [process for job in jobs for process in job.family()]:
@@ -255,18 +268,15 @@ class Stage:
         both: Sequence[str],
         environment: Mapping[str, str],
         place: Path,
-        mark: str,
-    ) -> Job:
+    ) -> Start:
         if own is None:
-            return Job(name, 0, place, mark, lambda: 0)
+            return 0, lambda: 0
         if tuple(own[:1]) == ("--processes",):
-            return self._launch(name, int(own[1]), [*both, *own[2:]], environment, place, mark)
+            return self._launch(name, int(own[1]), [*both, *own[2:]], environment, place)
         pid = self._zygote.fork([*both, *own], environment, place, self.wan[name] if self.wan else None)
-        return Job(name, pid, place, mark, lambda: self._zygote.code(pid))
+        return pid, lambda: self._zygote.code(pid)
 
-    def _launch(
-        self, name: str, count: int, argv: Sequence[str], environment: Mapping[str, str], place: Path, mark: str
-    ) -> Job:
+    def _launch(self, name: str, count: int, argv: Sequence[str], environment: Mapping[str, str], place: Path) -> Start:
         """A cluster of several local processes, under Paddle's launcher."""
         launcher = ["paddle.distributed.launch", "--nproc_per_node", str(count), "--log_dir", "logs"]
         command = [sys.executable, "-m", *launcher, str(ROOT / "tests/faults/trainee.py"), *argv]
@@ -280,7 +290,7 @@ class Stage:
                 env={**os.environ, **_TCP, **environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
-        return Job(name, process.pid, place, mark, process.poll)
+        return process.pid, process.poll
 
     def _rendezvous(self) -> str:
         if self.wan is not None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
+from paddlenlp.trainer.trainer_utils import get_last_checkpoint
 
 from paddlenlp_nebula import NebulaArguments, NebulaCallback, NebulaTrainer
 
@@ -96,9 +97,18 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--on-loss", default="continue")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--save", choices=("no", "steps"), default="no")
+    parser.add_argument("--save-steps", type=int, default=1000)
+    parser.add_argument("--strategy", default="every_step")
+    parser.add_argument("--every", default=None)
     options = parser.parse_args(argv)
 
-    nebula = NebulaArguments(sync_timeout_s=options.timeout, sync_on_loss=options.on_loss, sync_codec=options.codec)
+    nebula = NebulaArguments(
+        sync_timeout_s=options.timeout,
+        sync_on_loss=options.on_loss,
+        sync_codec=options.codec,
+        sync_strategy=options.strategy,
+        **({} if options.every is None else {"sync_every": options.every}),
+    )
     paddle.seed(3)
     model = Model(options.width)
     arguments = TrainingArguments(
@@ -109,7 +119,8 @@ def main(argv: Sequence[str]) -> None:
         device="cpu",
         logging_steps=1,
         save_strategy=options.save,
-        save_steps=1000,
+        save_steps=options.save_steps,
+        save_total_limit=2,
         disable_tqdm=True,
         dataloader_num_workers=options.workers,
     )
@@ -121,7 +132,8 @@ def main(argv: Sequence[str]) -> None:
         "callbacks": [Fault(options.pace, options.fault, model)],
     }
     if options.trainer == "nebula":
-        NebulaTrainer(**parts, nebula_args=nebula).train()
+        saved = get_last_checkpoint("out") if os.path.isdir("out") else None  # of an earlier life
+        NebulaTrainer(**parts, nebula_args=nebula).train(resume_from_checkpoint=saved)
     else:
         parts["callbacks"].insert(0, NebulaCallback(nebula))
         Trainer(**parts).train()
