@@ -64,7 +64,7 @@ class Switchboard:
         self._timeout_s = timeout_s
         self._on_event = on_event
         self._goodbyes: set[tuple[str, str]] = set()  # who has said goodbye to whom
-        self._complete: list[str] = []  # whose training is, as they have told us
+        self._complete: set[str] = set()  # whose training is, as they have told us
 
     def arrived(self) -> set[str]:
         """The clusters that can be spoken to (this one included)."""
@@ -146,7 +146,7 @@ class Switchboard:
                 self._goodbyes.add((sender, to))
                 line.reaches.discard(sender)  # of its end we will not be told again
             if to == self.cluster and body.get("deliberate"):
-                self._complete.append(sender)
+                self._complete.add(sender)
         if to != self.cluster:
             for other in self.lines:
                 if other.cluster == to and not (other.leads_up or line.leads_up):

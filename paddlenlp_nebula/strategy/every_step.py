@@ -100,7 +100,8 @@ class EveryStep:
     turns = 0
 
     def settle(self) -> None:
-        """Between two steps there is nothing but the parameters."""
+        """Between two steps there is nothing but the parameters, which nobody has hashed meanwhile."""
+        self.exchange.refresh_digests()
 
     def brings(self, bucket: Bucket) -> Float32Vector:
         """The parameters in a bucket, in host memory."""

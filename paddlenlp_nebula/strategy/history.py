@@ -43,7 +43,8 @@ class History:
 
     def note(self, number: int, digest: str, members: Collection[str]) -> None:
         """A round has been completed by these members; the one before is kept if it was somebody's last."""
-        if self._recent and not self._members <= set(members):
+        unknown = not self._members  # after a checkpoint
+        if self._recent and (unknown or not self._members <= set(members)):
             self._pinned.append(self._recent[-1])
         self._members = set(members)
         self._recent.append(Entry(number, digest, self.work))

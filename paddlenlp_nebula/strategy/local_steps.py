@@ -209,11 +209,10 @@ class LocalSteps:
         return [Plane(self.exchange.buckets, lambda b: self._backend.to_host(velocity[b.start : b.stop]))]
 
     def move(self, parameters: Float32Vector, turns: int, states: Sequence[Float32Vector]) -> Float32Vector:
-        """Go on from another anchor: what has been done since a fragment's last round is kept."""
+        """Go on from another anchor: what has been done since a fragment's last round is kept. ``parameters`` is reused."""
         self._turns[:] = turns
         if states and self._velocity is not None:
             self._backend.load(self._velocity, states[0])
-        values = np.empty_like(parameters)
         for bucket in self.exchange.buckets:
             place = slice(bucket.start, bucket.stop)
             since = self._weights[bucket.index % self._fragments] > 0
@@ -223,9 +222,9 @@ class LocalSteps:
             own = self._backend.copy(self._base(bucket))
             if since:
                 self._backend.add(own, change)
-            values[place] = self._backend.to_host(own)
+            parameters[place] = self._backend.to_host(own)
         self._hash_anchors()
-        return values
+        return parameters
 
     def compare_final(self, step: int) -> None:
         """Compare the parameters once more, after the last round."""

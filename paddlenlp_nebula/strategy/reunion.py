@@ -125,7 +125,7 @@ class Member(Protocol):
         """What a newcomer's leader takes over besides the parameters."""
 
     def move(self, parameters: Float32Vector, turns: int, states: Sequence[Float32Vector]) -> Float32Vector:
-        """Go on from new parameters, shape (selection.numel,); returns where this cluster's own steps begin."""
+        """Go on from new parameters, shape (selection.numel,), which may be overwritten; returns where its own steps begin."""
 
 
 class Reunion:

@@ -55,6 +55,9 @@ class Summons:
     def met(self, guest: str) -> None:
         self.guests = ()
 
+    def missed(self, guest: str, seconds: float) -> None:
+        self.guests = ()
+
     def accept(self, invitation: Invitation) -> None:
         self._link.admit(invitation.members, invitation.epoch)
         self._link.post(Kind.ACCEPT, pack_note({}))
@@ -287,6 +290,7 @@ def test_every_step_moves_to_what_has_been_agreed() -> None:
     for name, cluster in group.items():
         strategy = cluster.every_step
         strategy.settle()
+        assert cluster.exchange.digests == [HOST.digest(strategy.brings(bucket)) for bucket in cluster.exchange.buckets]
         brought = np.concatenate([strategy.brings(bucket) for bucket in cluster.exchange.buckets])
         assert brought.tobytes() == cluster.flat().tobytes()
         assert (strategy.turns, strategy.planes()) == (0, [])

@@ -179,3 +179,13 @@ def test_who_joined_later_has_worked_since_it_joined() -> None:
 
 def test_nobody_has_done_less_than_nothing() -> None:
     assert since([Entry(1, "d", 50.0)], 20.0, 1) == 0.0  # a checkpoint whose counter was reset, say
+
+
+@pytest.mark.parametrize("members", [BOTH, ("amber",)])
+def test_a_loss_right_after_a_resume(members: tuple[str, ...]) -> None:
+    """A checkpoint does not say who was there."""
+    history = History()
+    history.restore(json.loads(json.dumps(history_of(5).state())))
+    for number in range(6, 200):
+        history.note(number, f"d{number}", members)
+    assert [entry.number for entry in history.entries()] == [5, *range(136, 200)]
