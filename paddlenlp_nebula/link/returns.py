@@ -211,7 +211,7 @@ class Returns:
             self._invitations.pop(guest, None)  # of a group that is another one by now
         elif kind is Kind.INVITE:
             epoch = note.get("epoch")
-            if not isinstance(epoch, int) or not 0 <= epoch < 1 << 32:
+            if not isinstance(epoch, int) or not 0 <= epoch < 1 << 31:  # a frame has room for twice as many
                 raise ProtocolError(f"cluster {guest!r} must invite into an epoch, got {epoch!r:.80}")
             if self._link.cluster not in members:
                 raise ProtocolError(f"cluster {guest!r} must invite this cluster, got {members}")

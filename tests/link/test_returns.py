@@ -159,7 +159,7 @@ def test_an_invitation_by_a_group_that_is_smaller_by_now_does_not_count(alone: R
         (Kind.INVITE, {"members": ["amber", "birch"], "number": "1", "epoch": 1}, "how far it has come"),
         (Kind.INVITE, {"members": ["amber", "birch"], "number": 1}, "must invite into an epoch"),
         (Kind.INVITE, {"members": ["amber", "birch"], "number": 1, "epoch": -1}, "must invite into an epoch"),
-        (Kind.INVITE, {"members": ["amber", "birch"], "number": 1, "epoch": 1 << 32}, "must invite into an epoch"),
+        (Kind.INVITE, {"members": ["amber", "birch"], "number": 1, "epoch": 1 << 31}, "must invite into an epoch"),
         (Kind.INVITE, {"members": ["amber", "cedar"], "number": 1, "epoch": 1}, "must invite this cluster"),
         (Kind.BUCKET, {"members": ["amber"], "number": 1}, "is no member and must not send BUCKET"),
         (Kind.ACCEPT, {}, "must name clusters of the run"),
