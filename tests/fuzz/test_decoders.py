@@ -23,10 +23,12 @@ from hypothesis import strategies as st
 from paddlenlp_nebula.codec.codec import Layout
 from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import PeerLost, ProtocolError, SecurityError
+from paddlenlp_nebula.link.admission import arrivals, run_facts
 from paddlenlp_nebula.link.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, Kind, checksum
 from paddlenlp_nebula.link.line import Line
 from paddlenlp_nebula.link.membership import _Proposal
 from paddlenlp_nebula.link.notes import pack_note, parse_note
+from paddlenlp_nebula.link.returns import Returns
 from paddlenlp_nebula.link.stream import Stream
 from paddlenlp_nebula.privacy.masks import Masks, read_key
 from paddlenlp_nebula.security.certificates import (
@@ -40,7 +42,9 @@ from paddlenlp_nebula.security.certificates import (
 from paddlenlp_nebula.security.identity import Identity
 from paddlenlp_nebula.security.manifest import MANIFEST
 from paddlenlp_nebula.security.signing import sign_folder, verify_folder
+from paddlenlp_nebula.strategy.history import History
 from paddlenlp_nebula.strategy.opening import Opening
+from paddlenlp_nebula.strategy.reunion import _Introduction
 from paddlenlp_nebula.transport import doorbells, sealed
 from paddlenlp_nebula.transport.greeting import check_greeting, pack_greeting
 from paddlenlp_nebula.transport.loopback import loopback_pair
@@ -143,6 +147,52 @@ def test_streams() -> None:
                     stream.consume()
         for channel in (ours, theirs):
             channel.close()
+
+    for_a_while(check)
+
+
+def test_what_clusters_that_come_back_say() -> None:
+    facts = {"takes_back": True, "max_steps": 9}
+    past = [[1, "d1", 10.5], [2, "d2", 20.0]]
+    good = {
+        "members": ["west", "east"],
+        "number": 7,
+        "epoch": 3,
+        "run": facts,
+        "arrived": ["west"],
+        "step": 7,
+        "turns": 3,
+        "fields": {"max_steps": 9},
+        "work": 20.5,
+        "history": past,
+        "diverged": False,
+    }
+    clusters = ("west", "east", "north")
+    values = st.sampled_from(
+        (None, -1, 1 << 70, 10**400, 1.5, float("nan"), float("inf"), "x", [], {}, [["west"]], True)
+    )
+    changed = st.dictionaries(st.sampled_from(sorted(good)), values, max_size=3)
+    payloads = damaged(pack_note(good)) | changed.map(lambda changes: pack_note({**good, **changes}))
+
+    @fuzz
+    @given(payloads, st.sampled_from((Kind.PRESENT, Kind.INVITE, Kind.ACCEPT)))
+    def check(payload: bytes, kind: Kind) -> None:
+        with contextlib.suppress(ProtocolError):
+            note = parse_note(payload, "NOTE", "x")
+            guests: Any = SimpleNamespace(
+                _link=SimpleNamespace(clusters=clusters, cluster="east"), _present={}, _invitations={}
+            )
+            for decode in (
+                lambda: Returns._hear(guests, "west", kind, note),
+                lambda: _Introduction.parse(note, "x"),
+                lambda: History().restore({"work": note.get("work"), "recent": note.get("history"), "pinned": []}),
+                lambda: run_facts(note),
+                lambda: arrivals(note, clusters),
+            ):
+                with contextlib.suppress(ProtocolError):
+                    decode()
+            assert all("west" in group.members and 0 <= group.number < 1 << 63 for group in guests._present.values())
+            assert all(0 <= invitation.epoch < 1 << 32 for invitation in guests._invitations.values())
 
     for_a_while(check)
 

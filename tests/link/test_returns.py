@@ -225,7 +225,7 @@ class Cluster:
             cluster_name=link.cluster, hides_updates=False, drops_work_done_alone=False, sync_staleness_limit=10**9
         )
         self.run: Any = SimpleNamespace(party=self.party, arguments=arguments, returned=self.returned.append)
-        self.comeback = Comeback(self.run)
+        self.comeback = Comeback(self.run)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.live, name=f"cluster-{link.cluster}", daemon=True)
         self.thread.start()
 
