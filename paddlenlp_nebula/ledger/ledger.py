@@ -152,10 +152,13 @@ class Ledger:
         return counters if self.privacy is None else {**counters, "privacy": self.privacy.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint's counters."""
+        """Continue from a checkpoint's counters; what has been noted since, on the way into the run, comes after them."""
+        noted = self.degradations
         for name in self._COUNTERS:
             if name in state:
                 setattr(self, name, deepcopy(state[name]))
+        if self.degradations is not noted:
+            self.degradations += [sentence for sentence in noted if sentence not in self.degradations]
         if self.privacy is not None and "privacy" in state:
             self.privacy.restore(state["privacy"])
         elif self.privacy is not None and self.rounds:

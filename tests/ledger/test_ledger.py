@@ -201,3 +201,13 @@ def test_what_cannot_be_written_leaves_the_last_report_and_nothing_else(
         ledger.write(path)
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
     assert path.read_text() == before
+
+
+def test_what_was_noted_before_the_checkpoint_was_read_is_kept() -> None:
+    first = Ledger()
+    first.degrade("the line was cut")
+    second = Ledger()
+    second.degrade("the run has begun without this cluster")
+    second.restore(first.state())
+    assert second.degradations == ["the line was cut", "the run has begun without this cluster"]
+    assert first.degradations == ["the line was cut"]
