@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -72,7 +73,7 @@ class History:
         """
         recent, pinned = (parse_entries(state.get(name), "the checkpoint") for name in ("recent", "pinned"))
         work = state.get("work")
-        if not isinstance(work, int | float) or not 0 <= work < float("inf"):
+        if not isinstance(work, int | float) or not 0 <= work <= sys.float_info.max:
             raise ProtocolError(f"the checkpoint must say how much has been trained on, got {work!r:.80}")
         self.work = float(work)
         for kept, entries in ((recent, self._recent), (pinned, self._pinned)):

@@ -93,6 +93,7 @@ def test_a_checkpoint_holds_all_of_it() -> None:
         {},
         {"work": "much", "recent": [], "pinned": []},
         {"work": None, "recent": [], "pinned": []},
+        {"work": 10**400, "recent": [], "pinned": []},
         {"work": 1.0, "recent": [[1]], "pinned": []},
         {"work": 1.0, "recent": []},
     ],
