@@ -27,6 +27,7 @@ __all__ = ["Streams", "note_of"]
 
 _SELECT_S = 0.2  # how often a wait looks up although nothing happened
 _POLL_S = 0.0002  # the same for a transport that cannot wake us
+_PORTION = 64  # messages for the link itself that are dealt with at once, however many a peer sends
 _FROM_ANY_EPOCH = (Kind.EPOCH, Kind.PRESENT, Kind.INVITE, Kind.ACCEPT)
 
 
@@ -57,6 +58,7 @@ class Streams:
         self._departures = Departures()
         self._unheard = Deadline(timeout_s / 4)  # since the peers have last heard from us
         self._pongs: Counter[str] = Counter()
+        self._behind: set[str] = set()  # whose next message has not been looked at
         self._closed = False
 
     @property
@@ -135,7 +137,7 @@ class Streams:
         """The peer's oldest message that is for somebody above."""
         self._pump()
         stream = self._streams.get(peer)
-        return None if stream is None else stream.message()
+        return None if stream is None or peer in self._behind else stream.message()
 
     def _consume(self, peer: str) -> None:
         stream = self._streams.get(peer)
@@ -167,12 +169,17 @@ class Streams:
                     self._departures.said_goodbye(event.cluster, reason, deliberate=deliberate, at_the_door=True)
                 elif event.kind is Kind.GONE:
                     self._departures.reported(event.cluster, reason)
+        self._behind.clear()
         for peer, stream in self._streams.items():
             try:
                 stream.pump()
-                while (message := stream.message()) is not None and self._is_ours(peer, message):
+                for _ in range(_PORTION):
+                    if (message := stream.message()) is None or not self._is_ours(peer, message):
+                        break
                     self._consume(peer)
                     stream.pump()
+                else:
+                    self._behind.add(peer)
             except ChannelLost as lost:
                 self._departures.ended(peer, lost.reason)
             except ProtocolError as error:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from paddlenlp_nebula.errors import NebulaError, PeerLost
+from paddlenlp_nebula.link import streams
 from paddlenlp_nebula.link.frames import HEADER_BYTES, Frame, Kind, checksum
 from paddlenlp_nebula.link.gather import all_gather, all_gather_notes
 from paddlenlp_nebula.link.link import EpochProposed, Link
+from paddlenlp_nebula.link.notes import pack_note, parse_note
 from paddlenlp_nebula.transport.channel import Channel
 
 from .clusters import NAMES, at_once, everyone, meet
@@ -374,3 +376,16 @@ def test_messages_of_an_earlier_epoch_are_void() -> None:
     birch.post(Kind.VOTE, round=2)
     with amber.receive("birch", Kind.VOTE, round=2):
         pass
+
+
+def test_who_sends_without_end_keeps_nobody_from_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_PORTION", 8)
+    amber, birch = meet("amber", "birch", chunks=64).values()
+    for _ in range(20):
+        birch.post(Kind.PING)
+    birch.post(Kind.NOTE, pack_note({"a": 1}), round=3)
+    assert amber.departures() == {}
+    assert amber.bytes_sent["PONG"] == 8 * HEADER_BYTES
+    with amber.receive("birch", Kind.NOTE, round=3) as message:
+        assert parse_note(message.payload, "NOTE", "birch") == {"a": 1}
+    assert amber.bytes_sent["PONG"] == 20 * HEADER_BYTES
