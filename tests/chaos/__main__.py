@@ -24,9 +24,10 @@ from tests.faults.jobs import ROOT, Zygote
 from tests.support.wan import available
 
 SETTINGS = (
-    Setting("local_steps", "local_steps", steps=1500),
-    Setting("every_step", "every_step", steps=600, step_s=0.2),
+    Setting("local_steps", "local_steps", steps=3000),
+    Setting("every_step", "every_step", steps=1500),
 )
+LOSS_GAP_PERCENT = 2.0
 _NAMES = [*(setting.name for setting in SETTINGS), "goodput"]
 
 
@@ -44,7 +45,10 @@ def under_faults(setting: Setting, folder: Path, zygote: Zygote) -> dict[str, An
     del result["timeline"]
     result["undisturbed_loss"] = quiet["loss"]
     result["loss_gap_percent"] = gap_percent(result["loss"], quiet["loss"])
-    return {**result, "problems": [*problems(quiet), *problems(result)]}
+    found = [*problems(quiet), *problems(result)]
+    if result["loss_gap_percent"] is None or result["loss_gap_percent"] > LOSS_GAP_PERCENT:
+        found.append(f"the loss is {result['loss']}, undisturbed {quiet['loss']}")
+    return {**result, "problems": found}
 
 
 def main() -> int:

@@ -90,7 +90,7 @@ def plan(
         seed: the same seed and arguments give the same schedule.
         clusters: all of them.
         steps: of the whole training; the last ones are left in peace, so that everybody can return.
-        step_s: how long a step takes.
+        step_s: how long a step takes, at least.
         deadline_s: the clusters' ``sync_timeout_s``.
         settle_s: time between two faults for everybody to return.
         kinds: of faults.
@@ -107,7 +107,7 @@ def plan(
         duration_s = round(deadline_s * chance.uniform(*kind.deadlines), 2)
         # Whoever notices at the end of the deadline has then still to settle with the rest, and to come back.
         over = duration_s + settle_s * (2 if kind.noticed else 1)
-        if at + over > steps * step_s - settle_s:
+        if at + over > steps * step_s - 4 * settle_s:
             return faults
         faults.append(
             Fault(int(at / step_s), what, tuple(sorted(target)), duration_s, kind.noticed, chance.randrange(1 << 31))
