@@ -1,7 +1,7 @@
 """Bringing up couriers: one joining at a time with each peer, at the start of a run and when a cluster comes back.
 
 Of two clusters the earlier one opens an MPI port and accepts; the door carries the port string to the later one, which
-connects.
+connects. One that waits in vain asks for another port, by an empty one: the last may have come at a bad moment.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = ["Connector", "Joining"]
 
 _ATTEMPT_S = 30.0
 _RETRY_S = 1.0
+_ASK_S = 5.0  # a courier is there and has sent its port in one or two
 _LONGEST_RETRY_S = 60.0  # an attempt whose MPI does not get through keeps a core busy
 _LOOK_S = 0.02
 _IDLE_S = 0.25
@@ -93,6 +94,7 @@ class Connector:
         self._since: dict[str, float] = {}
         self._pauses: dict[str, float] = {}  # peer -> seconds until the next attempt, after some that have failed
         self._not_before: dict[str, float] = {}
+        self._asked: dict[str, float] = {}  # peer -> when it was last asked for another port, or first waited for
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nebula-connector", daemon=True)
 
@@ -110,6 +112,7 @@ class Connector:
             self._wanted -= set(ready)
             for peer in ready:
                 self._pauses.pop(peer, None)
+                self._asked.pop(peer, None)
             return {peer: self._joinings.pop(peer).courier for peer in ready}
 
     def close(self) -> None:
@@ -136,19 +139,22 @@ class Connector:
                         self._put_off(peer)
 
     def _advance(self, peer: str) -> None:
-        joining = self._joinings.get(peer)
-        if (port := self._door.port(peer)) is not None:
-            if joining is not None:
-                self._give_up(peer)  # the peer has begun anew
+        now, joining, port = time.monotonic(), self._joinings.get(peer), self._door.port(peer)
+        due = now > max(self._since.get(peer, 0.0) + _RETRY_S, self._not_before.get(peer, 0.0))
+        if port is not None and joining is not None:
+            self._give_up(peer)  # the peer has begun anew, or asks us to
+        if port:
             self._begin(peer).connect(port, _ATTEMPT_S)
-        elif joining is not None:
+        elif port is None and joining is not None:
             joining.advance(_ATTEMPT_S)
-            if not joining.courier.connected and time.monotonic() > self._since[peer] + 2 * _ATTEMPT_S:
+            if not joining.courier.connected and now > self._since[peer] + 2 * _ATTEMPT_S:
                 raise ChannelLost(peer, "it did not connect")
-        elif self._is_first(peer) and time.monotonic() > max(
-            self._since.get(peer, 0.0) + _RETRY_S, self._not_before.get(peer, 0.0)
-        ):
-            self._begin(peer)
+        elif self._is_first(peer):
+            if due:
+                self._begin(peer)
+        elif due and now > self._asked.setdefault(peer, now) + _ASK_S:
+            self._asked[peer] = now
+            self._door.send(Kind.PORT, peer, {"port": ""})  # the one that we had of it was of no use
 
     def _is_first(self, peer: str) -> bool:
         clusters = self._door.clusters

@@ -30,6 +30,7 @@ __all__ = ["Group", "Invitation", "Returns"]
 
 _MESSAGES = 16  # of one guest at a time, however many it sends
 _PATIENCE_S = 20.0
+_RETRY_S = 1.0
 _LONGEST_PAUSE_S = 600.0
 
 
@@ -113,6 +114,12 @@ class Returns:
         """How long an invited guest may take to answer: it does between two steps, and an evaluation is longer."""
         return max(_PATIENCE_S, 5 * self._interval_s)
 
+    def missed(self, guest: str, seconds: float) -> None:
+        """It has been waited for in vain: it is asked less and less often, the more the longer that has taken."""
+        pause_s = min(_LONGEST_PAUSE_S, max(_RETRY_S, 2 * seconds, 2 * self._pauses.get(guest, 0.0)))
+        self._pauses[guest] = pause_s
+        self._not_before[guest] = time.monotonic() + pause_s
+
     def met(self, guest: str) -> None:
         """It has answered, and need not wait if it is lost and comes back once more."""
         self._pauses.pop(guest, None)
@@ -148,9 +155,6 @@ class Returns:
         link.admit([*link.members, guest], link.epoch + 1)
         link.post(Kind.INVITE, pack_note({"members": link.members, "number": number, "epoch": link.epoch}), to=[guest])
         self._forget(guest)
-        # Meanwhile everybody waits, so one that does not answer is asked less and less often.
-        self._pauses[guest] = min(_LONGEST_PAUSE_S, 2 * self._pauses.get(guest, _PATIENCE_S / 2))
-        self._not_before[guest] = time.monotonic() + self._pauses[guest]
 
     def accept(self, invitation: Invitation) -> None:
         """Go over to the group that has invited us, and tell its members so."""

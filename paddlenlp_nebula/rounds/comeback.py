@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,12 +104,13 @@ class Comeback:
         bearings = Bearings(step, member.turns, fields, joins and member.exchange.diverged)
         planes = [*member.planes(), *([] if states is None else [_plane(states)])]
         parameters = Plane(member.exchange.buckets, member.brings)
-        patience_s = party.returns.patience_s
+        patience_s, began = party.returns.patience_s, time.monotonic()
         found = party.together(
             lambda number: reunion.attempt(number, newcomer, bearings, parameters, planes, patience_s)
         )
         reunion.done(complete=found is not None)
         if found is None:
+            party.returns.missed(newcomer, time.monotonic() - began)
             return None
         party.returns.met(newcomer)
         member.exchange.diverged = False
