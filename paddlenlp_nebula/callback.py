@@ -254,6 +254,7 @@ class NebulaCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put beside the Trainer's checkpoint what it does not know of."""
         if self._rounds is not None and self._run is not None and self._run.local.is_leader:
+            self._rounds.comeback.history.pin()
             arrays = self._rounds.state()
             if arrays:
                 save_state(Path(args.output_dir) / f"checkpoint-{state.global_step}", arrays)

@@ -201,6 +201,11 @@ class Run:
 
         def work() -> None:
             self.ledger.parameter_digest = compare()
+            if apart := [name for name in self.arguments.cluster_names if name not in self.party.link.members]:
+                names = ", ".join(apart)
+                self.degrade(
+                    f"training ends without {names}: what they have learnt since they were lost is not in this model"
+                )
             self._standing()
             self.leave("its training is complete", deliberate=True)
 

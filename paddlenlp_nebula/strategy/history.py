@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 class History:
-    """The last rounds, and those after which somebody was lost.
+    """The last rounds, and those after which somebody was lost or a checkpoint was written.
 
     Attributes:
         work: samples or tokens (steps with ``sync_weight=equal``) that this cluster has trained on so far.
@@ -49,6 +49,11 @@ class History:
             self._pinned.append(self._recent[-1])
         self._members = set(members)
         self._recent.append(Entry(number, digest, self.work))
+
+    def pin(self) -> None:
+        """Keep the last round: a checkpoint is written after it, and whoever starts from that must find it here."""
+        if self._recent and self._recent[-1] not in self._pinned:
+            self._pinned.append(self._recent[-1])
 
     def forget_after(self, number: int | None) -> None:
         """Go over to another group: what there was after the last round that both know is none of its past."""

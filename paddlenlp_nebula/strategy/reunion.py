@@ -199,7 +199,9 @@ class Reunion:
         return Reunited(
             newcomer=newcomer,
             members=link.members,
-            step=max(notes[member].step for member in (link.members if share else hosts)),
+            step=max(
+                note.step for note in notes.values()
+            ),  # of all: who went back would run out of data before the end
             turns=notes[hosts[0]].turns,
             share=float(share),
             work=work,

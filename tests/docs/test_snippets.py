@@ -108,6 +108,7 @@ def _invent_files(command: Command, directory: Path) -> set[str]:
     contents = {".py": "", ".json": "{}", ".yaml": "recipe: classify\n", ".csr": "", ".pem": "", ".key": ""}
     own = {word for word in command.words if Path(word).suffix in contents and not (directory / word).exists()}
     for word in own:
+        (directory / word).parent.mkdir(parents=True, exist_ok=True)
         (directory / word).write_text(contents[Path(word).suffix])
     if command.words[0] in ("sign", "verify"):
         (directory / command.words[1]).mkdir(parents=True)

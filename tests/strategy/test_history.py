@@ -190,3 +190,14 @@ def test_a_loss_right_after_a_resume(members: tuple[str, ...]) -> None:
     for number in range(6, 200):
         history.note(number, f"d{number}", members)
     assert [entry.number for entry in history.entries()] == [5, *range(136, 200)]
+
+
+def test_the_round_of_a_checkpoint_is_remembered_as_long_as_its_clusters_may_start_from_it() -> None:
+    history = history_of(10)
+    saved = history_of(10)
+    history.pin()
+    history.pin()
+    for number in range(11, 300):
+        history.note(number, f"d{number}", BOTH)
+    assert [entry.number for entry in history.entries()] == [10, *range(236, 300)]
+    assert last_common(history.entries(), saved.entries()) == 10

@@ -170,7 +170,7 @@ def test_both_sides_work_counts(newcomer: str, works: tuple[float, ...]) -> None
         assert isinstance(found, Reunited), found
         assert (found.newcomer, found.members) == (newcomer, names)
         assert (found.share, found.work, found.common, found.apart) == (float(share), work, COMMON, 4)
-        assert (found.step, found.turns) == (70 if share else 50, 3)
+        assert (found.step, found.turns) == (70, 3)
         assert (group[name].link.members, group[name].link.epoch) == (names, EPOCH)
         if found.parameters is None:
             assert not share
@@ -215,7 +215,7 @@ def test_staleness(apart: int, limit: int, merges: bool) -> None:
     for name, found in outcomes.items():
         assert (found.share > 0) is merges, name
         assert (found.work, found.common, found.apart) == (10.0, COMMON, apart)
-        assert (found.step, found.turns) == (70 if merges else 50, 3)
+        assert (found.step, found.turns) == (70, 3)
     assert (outcomes["amber"].parameters is not None) is merges
     if not merges:
         assert outcomes["cedar"].parameters.tobytes() == numbers(0).tobytes()
@@ -246,7 +246,7 @@ def test_without_a_common_round_the_newcomers_work_is_dropped(remembers: str) ->
     for found in outcomes.values():
         assert (found.share, found.common, found.apart) == (0, None, 0)
         assert found.work == (0.0 if remembers == "nothing" else 77.0)
-        assert found.step == 50
+        assert found.step == 70
     assert outcomes["amber"].parameters.tobytes() == numbers(0).tobytes()
     assert outcomes["birch"].parameters is outcomes["cedar"].parameters is None
 
