@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from paddlenlp_nebula.batches import count, hash_batch
 from paddlenlp_nebula.checkpoint import find_state, save_state
 from paddlenlp_nebula.doubts import doubts
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
-from paddlenlp_nebula.evaluation import comparable, forget_best, refuse_what_cannot_agree
+from paddlenlp_nebula.evaluation import comparable, refuse_what_cannot_agree
 from paddlenlp_nebula.farewell import TERMINATED, FarewellHook
 from paddlenlp_nebula.hello import hello, part_random_state
 from paddlenlp_nebula.hybrid import refuse_unsupported
+from paddlenlp_nebula.jump import follow
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME, Ledger
 from paddlenlp_nebula.privacy.choose import JOURNAL_NAME, accountant_for
 from paddlenlp_nebula.rounds.base import Rounds, Step
@@ -62,6 +64,7 @@ class NebulaCallback(TrainerCallback):
         self.nebula_args = nebula_args or NebulaArguments()
         self.ledger = Ledger()
         self.resume_folder: str | None = None  # the checkpoint, where somebody knows better than args.output_dir
+        self.on_skip: Callable[[int], None] | None = None  # what knows the Trainer, and so can correct its losses
         self._run: Run | None = None
         self._rounds: Rounds | None = None
         self._step = Step(0, 0, 0)
@@ -202,13 +205,9 @@ class NebulaCallback(TrainerCallback):
         started = self._step_ended or self._step_started
         seconds = time.perf_counter() - started if started is not None else 0.0
         self._rounds.after_step(replace(self._step, seconds=seconds))
-        step = self._rounds.jump()
-        if step is not None and (forgotten := forget_best(state)) is not None:
-            self._run.degrade(forgotten)
-        if step is not None and step != self._step.number:
-            # Others went further meanwhile: the schedule is that of the time, whoever has trained in it.
-            state.global_step = step - 1  # the Trainer is about to count this one
-            kwargs["lr_scheduler"].step(step)
+        if (step := self._rounds.jump()) is not None:
+            for sentence in follow(step, self._step.number, state, kwargs["lr_scheduler"], self.on_skip):
+                self._run.degrade(sentence)
         if self._run.ended is not None:
             control.should_training_stop = True
 

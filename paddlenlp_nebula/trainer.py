@@ -38,17 +38,25 @@ class NebulaTrainerMixin:
     model: Any
     train_dataset: Any
     callback_handler: Any
+    _skip_global_steps: int
+    _skip_steps_since_last_logged: int
 
     def __init__(self, *args: Any, nebula_args: NebulaArguments | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.nebula_args = nebula_args or NebulaArguments()
         self.nebula_callback = NebulaCallback(self.nebula_args)
+        self.nebula_callback.on_skip = self._skip_steps
         # Behind the Trainer's own flow, in front of everything that reads logs or metrics.
         self.callback_handler.callbacks.insert(1, self.nebula_callback)
         if self.nebula_args.sync_data != "own" and self.train_dataset is not None:
             self.train_dataset = shard_dataset(
                 self.train_dataset, self.nebula_args.cluster_index, len(self.nebula_args.cluster_names), self.args.seed
             )
+
+    def _skip_steps(self, steps: int) -> None:
+        """The Trainer did not take these: it divides its losses by the others, as it does for data that it skips."""
+        self._skip_global_steps += steps
+        self._skip_steps_since_last_logged += steps
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train together with the other clusters; see ``Trainer.train``.

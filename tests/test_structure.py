@@ -33,6 +33,7 @@ LAYERS = [
     ["arguments"],
     ["hybrid"],
     ["hello", "void_step", "evaluation", "doubts"],
+    ["jump"],
     ["run"],
     ["checkpoint"],
     ["rounds"],
