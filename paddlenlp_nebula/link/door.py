@@ -248,6 +248,8 @@ class Door:
                     self._board.refuse(line, str(error), "nonsense")
             else:
                 self._drop(line, str(error))
+        except Exception as error:  # whatever a line can bring about, the others must live on
+            self._drop(line, f"what it sent cannot be dealt with ({type(error).__name__}: {error})", "nonsense")
         if line.refused and not line.unsent:
             self._drop(line, "it was refused")
 

@@ -71,6 +71,13 @@ class Link(Streams):
         """Connections that this cluster's door has turned away, by category."""
         return {} if self._door is None else self._door.refusals()
 
+    def deliver(self, peer: str, timeout_s: float) -> None:
+        """Wait, not for longer than that, until a peer has everything: it is to be dropped, and must see why."""
+        deadline = Deadline(timeout_s)
+        while not self._streams[peer].idle() and self._departures.final(peer) is None and not deadline.passed():
+            self._pump()
+            self._wait(deadline, peer)
+
     # Receiving
 
     @contextlib.contextmanager

@@ -168,7 +168,7 @@ class Switchboard:
             impostor = f"who knocks as {name!r:.80} must show a certificate for that cluster, got one for {shown:.80}"
             self.refuse(line, impostor, "a certificate for another name")
             return
-        if self.closing or name in self._complete:
+        if self.closing or (isinstance(name, str) and name in self._complete):
             raise EOFError  # it comes for the script's next run, whose door this is not, and will knock again
         facts = run_facts(body)
         for old in [other for other in self.lines if other.cluster is not None and other.cluster == name]:

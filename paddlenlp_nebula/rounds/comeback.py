@@ -94,6 +94,8 @@ class Comeback:
                 return None  # withdrawn meanwhile
             party.returns.accept(invitation)
             party.number = invitation.number
+        elif member.exchange.diverged:
+            return None  # what is known to be wrong takes nobody in
         else:
             party.returns.invite(newcomer, party.number)
         if alone:
@@ -113,7 +115,8 @@ class Comeback:
             party.returns.missed(newcomer, time.monotonic() - began)
             return None
         party.returns.met(newcomer)
-        member.exchange.diverged = False
+        if joins:
+            member.exchange.diverged = False
         received = list(found.states)
         optimizer = received.pop() if received and states is not None else None
         moved = None if found.parameters is None else member.move(found.parameters, found.turns, received)

@@ -35,6 +35,7 @@ from paddlenlp_nebula.strategy.history import Entry, History, last_common, parse
 __all__ = ["Bearings", "Member", "Plane", "Reunion", "Reunited"]
 
 _CHOICE = 1  # part of a REUNION message
+_LAST_WORD_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -251,6 +252,7 @@ class Reunion:
         sentence = "it does not train the same thing: " + "; ".join(problems)
         if newcomer == self._link.cluster:
             raise HandshakeError(f"cluster {newcomer!r} cannot come back: {sentence}")
+        self._link.deliver(newcomer, _LAST_WORD_S)  # our note, from which it concludes the same
         raise PeerLost(newcomer, sentence)
 
     def _shares(
