@@ -12,11 +12,10 @@ host with the shortest way to it sends anything, and only the buckets that diffe
 from __future__ import annotations
 
 import struct
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -30,7 +29,8 @@ from paddlenlp_nebula.link.handshake import compare
 from paddlenlp_nebula.link.link import EpochProposed, Link
 from paddlenlp_nebula.link.notes import pack_note, parse_note
 from paddlenlp_nebula.strategy.exchange import Exchange
-from paddlenlp_nebula.strategy.history import Entry, History, last_common, parse_entries, since
+from paddlenlp_nebula.strategy.history import History, last_common, since
+from paddlenlp_nebula.strategy.introduction import Introduction
 
 __all__ = ["Bearings", "Member", "Plane", "Reunion", "Reunited"]
 
@@ -228,7 +228,7 @@ class Reunion:
         except NebulaError as error:  # another message than ACCEPT
             raise PeerLost(newcomer, "it was in another group by then, or invites us itself: both try again") from error
 
-    def _introductions(self, number: int, bearings: Bearings) -> dict[str, _Introduction]:
+    def _introductions(self, number: int, bearings: Bearings) -> dict[str, Introduction]:
         own = {
             "step": bearings.step,
             "turns": bearings.turns,
@@ -241,12 +241,12 @@ class Reunion:
         found = {}
         for member, note in notes.items():
             try:
-                found[member] = _Introduction.parse(note, f"cluster {member!r}")
+                found[member] = Introduction.parse(note, f"cluster {member!r}")
             except ProtocolError as error:
                 raise PeerLost(member, str(error)) from error
         return found
 
-    def _compare(self, notes: Mapping[str, _Introduction], newcomer: str, host: str) -> None:
+    def _compare(self, notes: Mapping[str, Introduction], newcomer: str, host: str) -> None:
         if not (problems := compare({name: notes[name].fields for name in (host, newcomer)})):
             return
         sentence = "it does not train the same thing: " + "; ".join(problems)
@@ -256,7 +256,7 @@ class Reunion:
         raise PeerLost(newcomer, sentence)
 
     def _shares(
-        self, notes: Mapping[str, _Introduction], newcomer: str, hosts: Sequence[str]
+        self, notes: Mapping[str, Introduction], newcomer: str, hosts: Sequence[str]
     ) -> tuple[np.float32, float, int | None, int]:
         """The newcomer's share, its work since the last common round, that round, and how many there have been since."""
         theirs = notes[newcomer]
@@ -364,37 +364,6 @@ class Reunion:
             if not np.isfinite(theirs).all():
                 raise PeerLost(member, f"its bucket {part} must hold finite numbers, got infinite ones or NaN")
             yield part, member, theirs
-
-
-@dataclass(frozen=True, slots=True)
-class _Introduction:
-    """What a member says of itself in a reunion."""
-
-    step: int
-    turns: int
-    fields: Mapping[str, Any]
-    work: float
-    history: list[Entry]
-    diverged: bool
-
-    @classmethod
-    def parse(cls, note: Mapping[str, Any], sender: str) -> _Introduction:
-        """A member's note.
-
-        Raises:
-            ProtocolError: it is none.
-        """
-        step, turns, fields, work = (note.get(name) for name in ("step", "turns", "fields", "work"))
-        if not (_is_count(step) and _is_count(turns) and isinstance(fields, dict)):
-            raise ProtocolError(f"{sender} must say where it stands, got {note!r:.80}")
-        if not (isinstance(work, int | float) and 0 <= work <= sys.float_info.max):
-            raise ProtocolError(f"{sender} must say what it has done, got {note!r:.80}")
-        history = parse_entries(note.get("history"), sender)
-        return cls(step, turns, fields, float(work), history, note.get("diverged") is True)
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and 0 <= value < 1 << 53
 
 
 def _digest(vector: Float32Vector) -> int:

@@ -43,8 +43,8 @@ from paddlenlp_nebula.security.identity import Identity
 from paddlenlp_nebula.security.manifest import MANIFEST
 from paddlenlp_nebula.security.signing import sign_folder, verify_folder
 from paddlenlp_nebula.strategy.history import History
+from paddlenlp_nebula.strategy.introduction import Introduction
 from paddlenlp_nebula.strategy.opening import Opening
-from paddlenlp_nebula.strategy.reunion import _Introduction
 from paddlenlp_nebula.transport import doorbells, sealed
 from paddlenlp_nebula.transport.greeting import check_greeting, pack_greeting
 from paddlenlp_nebula.transport.loopback import loopback_pair
@@ -184,7 +184,7 @@ def test_what_clusters_that_come_back_say() -> None:
             )
             for decode in (
                 lambda: Returns._hear(guests, "west", kind, note),
-                lambda: _Introduction.parse(note, "x"),
+                lambda: Introduction.parse(note, "x"),
                 lambda: History().restore({"work": note.get("work"), "recent": note.get("history"), "pinned": []}),
                 lambda: run_facts(note),
                 lambda: arrivals(note, clusters),
