@@ -108,9 +108,8 @@ class NebulaCallback(TrainerCallback):
         if self._run is None:
             self._refuse_what_needs_nebula_trainer()
             self.join()
-            self._hook = FarewellHook(
-                self.fail, self.checkpoint_first
-            )  # NebulaTrainer has joined, and watches, by itself
+            # NebulaTrainer has joined, and watches, by itself.
+            self._hook = FarewellHook(self.fail, self.checkpoint_first)
         run = self._run
         assert run is not None
         if nebula.sync_lora_merge == "freeze_a":

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from paddlenlp_nebula.errors import ChannelLost, NebulaError
+from paddlenlp_nebula.link.deadlines import Backoff
 from paddlenlp_nebula.link.door import Door
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.security.identity import Credentials
@@ -50,7 +51,7 @@ class Joining:
 
         self._door = door
         self.peer = peer
-        self.accepts = door.clusters.index(door.cluster) < door.clusters.index(peer)
+        self.accepts = _accepts(door, peer)
         self.announced = False
         self.courier: CourierChannel = CourierChannel(peer, credentials=credentials)
         if self.accepts:
@@ -92,8 +93,7 @@ class Connector:
         self._wanted: frozenset[str] = frozenset()
         self._joinings: dict[str, Joining] = {}
         self._since: dict[str, float] = {}
-        self._pauses: dict[str, float] = {}  # peer -> seconds until the next attempt, after some that have failed
-        self._not_before: dict[str, float] = {}
+        self._backoff = Backoff()
         self._asked: dict[str, float] = {}  # peer -> when it was last asked for another port, or first waited for
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nebula-connector", daemon=True)
@@ -111,7 +111,7 @@ class Connector:
             ready = [peer for peer, joining in self._joinings.items() if joining.courier.connected]
             self._wanted -= set(ready)
             for peer in ready:
-                self._pauses.pop(peer, None)
+                self._backoff.relax(peer)
                 self._asked.pop(peer, None)
             return {peer: self._joinings.pop(peer).courier for peer in ready}
 
@@ -130,8 +130,8 @@ class Connector:
             with self._lock:
                 for peer in [peer for peer in self._joinings if peer not in self._wanted & arrived]:
                     self._give_up(peer)
-                for peer in self._pauses.keys() - arrived:  # when it comes again it may be anew
-                    del self._pauses[peer], self._not_before[peer]
+                for peer in self._backoff.pauses_s().keys() - arrived:  # when it comes again it may be anew
+                    self._backoff.forget(peer)
                 for peer in self._wanted & arrived:
                     try:
                         self._advance(peer)
@@ -140,7 +140,7 @@ class Connector:
 
     def _advance(self, peer: str) -> None:
         now, joining, port = time.monotonic(), self._joinings.get(peer), self._door.port(peer)
-        due = now > max(self._since.get(peer, 0.0) + _RETRY_S, self._not_before.get(peer, 0.0))
+        due = now > self._since.get(peer, 0.0) + _RETRY_S and self._backoff.due(peer)
         if port is not None and joining is not None:
             self._give_up(peer)  # the peer has begun anew, or asks us to
         if port:
@@ -149,16 +149,12 @@ class Connector:
             joining.advance(_ATTEMPT_S)
             if not joining.courier.connected and now > self._since[peer] + 2 * _ATTEMPT_S:
                 raise ChannelLost(peer, "it did not connect")
-        elif self._is_first(peer):
+        elif _accepts(self._door, peer):
             if due:
                 self._begin(peer)
         elif due and now > self._asked.setdefault(peer, now) + _ASK_S:
             self._asked[peer] = now
             self._door.send(Kind.PORT, peer, {"port": ""})  # the one that we had of it was of no use
-
-    def _is_first(self, peer: str) -> bool:
-        clusters = self._door.clusters
-        return clusters.index(self._door.cluster) < clusters.index(peer)
 
     def _begin(self, peer: str) -> Joining:
         self._since[peer] = time.monotonic()
@@ -168,10 +164,14 @@ class Connector:
     def _put_off(self, peer: str) -> None:
         """The attempt has failed: try again, less and less often."""
         self._give_up(peer)
-        self._pauses[peer] = min(_LONGEST_RETRY_S, 2 * self._pauses.get(peer, _RETRY_S / 2))
-        self._not_before[peer] = time.monotonic() + self._pauses[peer]
+        self._backoff.failed(peer, _RETRY_S, _LONGEST_RETRY_S)
 
     def _give_up(self, peer: str) -> None:
         if (joining := self._joinings.pop(peer, None)) is not None:
             with contextlib.suppress(NebulaError):
                 joining.courier.close()
+
+
+def _accepts(door: Door, peer: str) -> bool:
+    """Whether it is this cluster that opens the port."""
+    return door.clusters.index(door.cluster) < door.clusters.index(peer)

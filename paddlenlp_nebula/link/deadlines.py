@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 
-__all__ = ["Deadline", "Reminder"]
+__all__ = ["Backoff", "Deadline", "Reminder"]
 
 
 class Deadline:
@@ -56,3 +57,46 @@ class Reminder:
         if self._clock() >= self._due:
             self._due = self._clock() + self._every_s
             self._say(sentence)
+
+
+class Backoff:
+    """Tries that fail grow rarer, those with each peer by themselves.
+
+    Args:
+        clock: as for `Deadline`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pauses: dict[str, float] = {}
+        self._not_before: dict[str, float] = {}
+
+    def failed(self, peer: str, first_s: float, longest_s: float, factor: float = 2.0, spread: float = 0.0) -> None:
+        """A try has failed: the next one is due after a pause.
+
+        Args:
+            peer: with whom.
+            first_s, longest_s: the shortest and the longest pause, seconds.
+            factor: by which pauses grow.
+            spread: they vary at random by up to this share, so that many do not try at the same moment.
+        """
+        pause_s = min(longest_s, max(first_s, factor * self._pauses.get(peer, 0.0)))
+        self._pauses[peer] = pause_s
+        self._not_before[peer] = self._clock() + pause_s * random.uniform(1 - spread, 1 + spread)
+
+    def due(self, peer: str) -> bool:
+        """Whether the next try may be made."""
+        return self._clock() >= self._not_before.get(peer, 0.0)
+
+    def pauses_s(self) -> dict[str, float]:
+        """Peer -> the last pause, of those whose last try has failed."""
+        return dict(self._pauses)
+
+    def relax(self, peer: str) -> None:
+        """It has succeeded: pauses begin anew."""
+        self._pauses.pop(peer, None)
+
+    def forget(self, peer: str) -> None:
+        """It is as if it had never been tried: the next try is due at once."""
+        self._pauses.pop(peer, None)
+        self._not_before.pop(peer, None)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import ipaddress
 import itertools
-import random
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from paddlenlp_nebula.errors import HandshakeError, NebulaError, ProtocolError, SecurityError
 from paddlenlp_nebula.link.addresses import doors
-from paddlenlp_nebula.link.deadlines import Reminder
+from paddlenlp_nebula.link.deadlines import Backoff, Reminder
 from paddlenlp_nebula.link.door import Door, Event
 from paddlenlp_nebula.link.frames import PROTOCOL_VERSION, Kind
 from paddlenlp_nebula.link.line import Line
@@ -185,17 +184,17 @@ class Knocker:
             self._thread.join(0.1)
 
     def _knock(self) -> None:
-        pauses: dict[str, float] = {}
-        due: dict[str, float] = {}
+        backoff = Backoff()
         while not self._stop.wait(_RETRY_S):
             lines = self._door.lines()
             for cluster, where in _earlier(self._door):
                 if cluster in lines:
-                    pauses.pop(cluster, None)
-                elif time.monotonic() >= due.get(cluster, 0.0) and not self._stop.is_set():
+                    backoff.relax(cluster)
+                elif backoff.due(cluster) and not self._stop.is_set():
                     self._try(cluster, where)
-                    pauses[cluster] = min(_LONGEST_RETRY_S, 1.6 * pauses.get(cluster, _RETRY_S))
-                    due[cluster] = time.monotonic() + pauses[cluster] * random.uniform(0.7, 1.3)
+                    backoff.failed(
+                        cluster, 1.6 * _RETRY_S, _LONGEST_RETRY_S, factor=1.6, spread=0.3
+                    )  # until a line is seen
 
     def _try(self, cluster: str, where: str) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from paddlenlp_nebula.errors import ChannelLost, HandshakeError, NebulaError, PeerLost
 from paddlenlp_nebula.link.connector import Joining
@@ -99,19 +100,17 @@ def _couriers(
 ) -> dict[str, Channel]:
     """Start a courier per peer and join each with its counterpart; none if a run turns out to have begun without us."""
     joinings = {peer: Joining(door, peer, credentials) for peer in door.clusters if peer != door.cluster}
-    begun = False
-    try:
-        begun = not _connect(joinings, door, deadline, on_wait, Reminder(say))
-    except BaseException as error:
-        for peer in joinings:  # at once: a courier that ends says nothing of the reason
-            door.send(Kind.LEAVE, peer, {"reason": f"{type(error).__name__}: {error}"[:2000], "deliberate": False})
+    with ExitStack() as unused:
         for joining in joinings.values():
-            joining.courier.close()
-        raise
-    if begun:
-        for joining in joinings.values():
-            joining.courier.close()
-        return {}
+            unused.callback(joining.courier.close)
+        try:
+            if not _connect(joinings, door, deadline, on_wait, Reminder(say)):
+                return {}
+        except BaseException as error:
+            for peer in joinings:  # at once: a courier that ends says nothing of the reason
+                door.send(Kind.LEAVE, peer, {"reason": f"{type(error).__name__}: {error}"[:2000], "deliberate": False})
+            raise
+        unused.pop_all()
     return {peer: joining.courier for peer, joining in joinings.items()}
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from paddlenlp_nebula.errors import PeerLost, ProtocolError
 from paddlenlp_nebula.link.connector import Connector
+from paddlenlp_nebula.link.deadlines import Backoff
 from paddlenlp_nebula.link.door import Door
 from paddlenlp_nebula.link.entrance import Knocker
 from paddlenlp_nebula.link.frames import Kind
@@ -89,8 +90,7 @@ class Returns:
         self._present: dict[str, Group] = {}  # guest -> its group
         self._invitations: dict[str, Invitation] = {}  # by the member that has sent it
         self._told: dict[str, Group] = {}  # guest -> our group, as we have told it
-        self._pauses: dict[str, float] = {}  # guest -> seconds from one invitation to the next
-        self._not_before: dict[str, float] = {}
+        self._backoff = Backoff()  # of invitations
         self._looked_at: float | None = None
         self._interval_s = 0.0  # between two looks: a step, or a round
 
@@ -106,7 +106,7 @@ class Returns:
             for guest in self._link.guests
             if guest in self._present
             and ours.outranks(self._present[guest], self._link.clusters)
-            and time.monotonic() >= self._not_before.get(guest, 0.0)
+            and self._backoff.due(guest)
         )
 
     @property
@@ -116,14 +116,11 @@ class Returns:
 
     def missed(self, guest: str, seconds: float) -> None:
         """It has been waited for in vain: it is asked less and less often, the more the longer that has taken."""
-        pause_s = min(_LONGEST_PAUSE_S, max(_RETRY_S, 2 * seconds, 2 * self._pauses.get(guest, 0.0)))
-        self._pauses[guest] = pause_s
-        self._not_before[guest] = time.monotonic() + pause_s
+        self._backoff.failed(guest, max(_RETRY_S, 2 * seconds), _LONGEST_PAUSE_S)
 
     def met(self, guest: str) -> None:
         """It has answered, and need not wait if it is lost and comes back once more."""
-        self._pauses.pop(guest, None)
-        self._not_before.pop(guest, None)
+        self._backoff.forget(guest)
 
     def invitation(self, number: int) -> Invitation | None:
         """That of a group, once all of its members have sent it; ``number``: as above.

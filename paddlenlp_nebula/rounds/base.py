@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,10 +171,8 @@ class Rounds(ABC):
         if todo["moves"]:
             self._write(_vector(own.parameters, self._selection))
         if todo["adopts"] and states is not None:
-            values = _vector(own.states, states)
-            run.local.broadcast(values)
-            for index, tensor in enumerate(states.parameters):
-                write(tensor, values[states.offsets[index] : states.offsets[index + 1]])
+            tensors = states.parameters
+            self._spread(states, _vector(own.states, states), lambda index, values: write(tensors[index], values))
         self._jump = todo["step"]
         self._met()
 
@@ -270,10 +268,13 @@ class Rounds(ABC):
 
     def _write(self, values: Float32Vector) -> None:
         """Put the leader's values, shape (selection.numel,), into every process' parameters."""
+        self._spread(self._selection, values, self._put)
+
+    def _spread(self, selection: Selection, values: Float32Vector, put: Callable[[int, Vector], None]) -> None:
+        """Hand the leader's values to every process, which puts each tensor's into its place."""
         self._run.local.broadcast(values)
-        offsets = self._selection.offsets
-        for index in range(len(self._selection)):
-            self._put(index, values[offsets[index] : offsets[index + 1]])
+        for index in range(len(selection)):
+            put(index, values[selection.offsets[index] : selection.offsets[index + 1]])
 
     def _rebase(self) -> None:
         """On the leader: parameters were overwritten from outside."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from paddlenlp_nebula.backend.host import HOST
 from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.errors import ProtocolError
 from paddlenlp_nebula.link.frames import Kind
@@ -37,6 +38,6 @@ def spread_parameters(exchange: Exchange, giver: str, values: Float32Vector) -> 
                     f"got {message.frame.length}"
                 )
             part[:] = np.frombuffer(message.payload, dtype="<f4")
-            if not np.isfinite(part).all():
+            if not HOST.finite(part):
                 raise ProtocolError(f"bucket {bucket.index} from cluster {giver!r} must hold finite numbers")
     link.flush()

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import xxhash
 
+from paddlenlp_nebula.backend.host import HOST
 from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.codec.codec import Float32Vector
 from paddlenlp_nebula.errors import HandshakeError, NebulaError, PeerLost, ProtocolError
@@ -200,9 +200,8 @@ class Reunion:
         return Reunited(
             newcomer=newcomer,
             members=link.members,
-            step=max(
-                note.step for note in notes.values()
-            ),  # of all: who went back would run out of data before the end
+            # Of all: who went back would run out of data before the end.
+            step=max(note.step for note in notes.values()),
             turns=notes[hosts[0]].turns,
             share=float(share),
             work=work,
@@ -304,7 +303,7 @@ class Reunion:
         """Of what this side has of a bucket; what a broken attempt has brought need not be sent again."""
         if fetches and bucket.index in self._fetched:
             return self._fetched[bucket.index][0]
-        return _digest(plane.read(bucket))
+        return HOST.digest(plane.read(bucket))
 
     def _average(
         self,
@@ -329,7 +328,7 @@ class Reunion:
             values[bucket.start : bucket.stop] = plane.read(bucket) if kept is None else kept[1]
         for part, member, theirs in self._parts(number, plane, parts, routes):
             bucket = plane.buckets[part]
-            if _digest(theirs) != digests[part]:
+            if HOST.digest(theirs) != digests[part]:
                 raise PeerLost(member, f"its bucket {part} is not the one that it has announced")
             ours = values[bucket.start : bucket.stop]
             if not weight:
@@ -361,10 +360,6 @@ class Reunion:
             if len(payload) != wanted:
                 raise PeerLost(member, f"its bucket {part} must be {wanted} bytes, got {len(payload)}")
             theirs = np.frombuffer(payload, dtype="<f4")
-            if not np.isfinite(theirs).all():
+            if not HOST.finite(theirs):
                 raise PeerLost(member, f"its bucket {part} must hold finite numbers, got infinite ones or NaN")
             yield part, member, theirs
-
-
-def _digest(vector: Float32Vector) -> int:
-    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(vector).data.cast("B"))

@@ -90,9 +90,9 @@ def test_who_comes_anew_does_not_wait(joins: Connector, door: FakeDoor, monkeypa
     monkeypatch.setattr(connector, "_LONGEST_RETRY_S", 1000.0)
     monkeypatch.setattr(FakeCourier, "faults", [ChannelLost("birch", "its courier ended")] * 8)
     joins.want(["birch"])
-    until(lambda: joins._pauses.get("birch", 0.0) > 1)
+    until(lambda: joins._backoff.pauses_s().get("birch", 0.0) > 1)
     door.there = {"amber"}
-    until(lambda: not joins._pauses)
+    until(lambda: not joins._backoff.pauses_s())
     monkeypatch.setattr(FakeCourier, "faults", [])
     start = time.monotonic()
     door.there = {"amber", "birch"}
