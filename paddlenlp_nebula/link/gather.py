@@ -36,30 +36,7 @@ def all_gather(
         (part, member, payload) for each part in turn, and within it for each member in order,
         this cluster included. The payload is valid until the next iteration.
     """
-    own: dict[int, memoryview] = {}
-    posted = 0
-    told = False
-
-    def fill() -> None:
-        nonlocal posted, told
-        while posted < parts and (not own or link.room_for(len(own[posted - 1]))):
-            own[posted] = produce(posted)
-            link.post(kind, own[posted], round=round, part=posted)
-            posted += 1
-        if posted == parts and not told:
-            told = True
-            when_posted()
-
-    fill()
-    for part in range(parts):
-        fill()
-        for member in link.members:
-            if member == link.cluster:
-                yield part, member, own[part]
-            else:
-                with link.receive(member, kind, round=round, part=part, while_waiting=fill) as message:
-                    yield part, member, message.payload
-        del own[part]
+    return _exchange(link, kind, round, range(parts), produce, None, link.members, when_posted)
 
 
 def pass_on(
@@ -81,27 +58,51 @@ def pass_on(
     Yields:
         (part, member, payload) for each part in turn, and within it for each member that sends it to this one.
     """
+    to = routes.get(link.cluster, ())
+    givers = [member for member in link.members if link.cluster in routes.get(member, ())]
+    yield from _exchange(link, kind, round, parts, produce, to, givers)
+    link.flush()
+
+
+def _exchange(
+    link: Link,
+    kind: Kind,
+    round: int,
+    parts: Sequence[int],
+    produce: Callable[[int], memoryview],
+    to: Sequence[str] | None,
+    givers: Sequence[str],
+    when_posted: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[int, str, memoryview]]:
+    """Post ``parts`` to some peers (None: to all), and yield those of the givers, this cluster among them perhaps."""
     own: dict[int, memoryview] = {}
     posted = 0
-    to = routes.get(link.cluster, ())
-    senders = [member for member in link.members if link.cluster in routes.get(member, ())]
+    sends = to is None or bool(to)
+    unheard = all(giver == link.cluster for giver in givers)  # nobody's messages slow us down
+    told = False
 
     def fill() -> None:
-        nonlocal posted
-        while to and posted < len(parts) and (not own or link.room_for(len(own[posted - 1]), to)):
+        nonlocal posted, told
+        while sends and posted < len(parts) and (not own or link.room_for(len(own[posted - 1]), to)):
             own[posted] = produce(parts[posted])
             link.post(kind, own[posted], round=round, part=parts[posted], to=to)
             posted += 1
+        if posted == len(parts) and not told:
+            told = True
+            when_posted()
 
+    fill()
     for index, part in enumerate(parts):
         fill()
-        for member in senders:
-            with link.receive(member, kind, round=round, part=part, while_waiting=fill) as message:
-                yield part, member, message.payload
-        if not senders and to:
-            link.flush()  # nobody's messages slow us down
+        for giver in givers:
+            if giver == link.cluster:
+                yield part, giver, own[index]
+            else:
+                with link.receive(giver, kind, round=round, part=part, while_waiting=fill) as message:
+                    yield part, giver, message.payload
+        if sends and unheard:
+            link.flush()
         own.pop(index, None)
-    link.flush()
 
 
 def all_gather_notes(
