@@ -86,7 +86,7 @@ def test_what_a_cluster_that_comes_back_has_learned_alone_is_not_merged(settings
     party = SimpleNamespace(link=SimpleNamespace(peers=("east",)), returns=Mock(), number=3)
     run: Any = SimpleNamespace(arguments=NebulaArguments(**THREE, **settings), party=party)
     with pytest.raises(Stop) as stop:
-        comeback.Comeback(run).meet("north", 5, {}, Mock(), None)
+        comeback.Comeback(run).meet("north", 5, {}, Mock(**{"exchange.diverged": False}), None)
     assert stop.value.args == (limit,)
 
 

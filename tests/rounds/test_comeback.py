@@ -363,3 +363,13 @@ def test_moments_of_unlike_names_have_one_order() -> None:
     assert [name for name in found[0] if name.startswith("moment1")] == [
         f"moment1_0.{index}" for index in range(len(group["amber"].selection)) if index != 1
     ]
+
+
+def test_a_host_that_is_known_to_be_wrong_takes_nobody_in() -> None:
+    invited: list[str] = []
+    returns = SimpleNamespace(invite=lambda guest, number: invited.append(guest))
+    party = SimpleNamespace(link=SimpleNamespace(peers=()), returns=returns, number=3)
+    run: Any = SimpleNamespace(arguments=SimpleNamespace(cluster_name="amber"), party=party)
+    member: Any = SimpleNamespace(exchange=SimpleNamespace(diverged=True))
+    assert Comeback(run).meet("birch", 5, {}, member, None) is None
+    assert invited == []
