@@ -360,7 +360,7 @@ class NebulaCallback(TrainerCallback):
             _STATE_KEY: {
                 "exchanges": self._run.number,
                 "ledger": self.ledger.state(),
-                "history": self._rounds.comeback.history.state() if self._rounds is not None else None,
+                "history": self._rounds.remembered() if self._rounds is not None else None,
             },
         }
 

@@ -109,6 +109,11 @@ class Returns:
             and self._backoff.due(guest)
         )
 
+    def expected(self) -> tuple[str, ...]:
+        """The clusters that are no members and are there, or at a door on their way."""
+        link, arrived = self._link, self._door.arrived()
+        return tuple(name for name in link.clusters if name in arrived and name not in link.members)
+
     @property
     def patience_s(self) -> float:
         """How long an invited guest may take to answer: it does between two steps, and an evaluation is longer."""

@@ -22,6 +22,7 @@ from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.evaluation import why_not_again
 from paddlenlp_nebula.hello import optimizer_digest
+from paddlenlp_nebula.link.deadlines import Deadline
 from paddlenlp_nebula.privacy.choose import facts_for, protection_for
 from paddlenlp_nebula.rounds.comeback import Comeback, Takeover
 from paddlenlp_nebula.run import Run
@@ -143,15 +144,37 @@ class Rounds(ABC):
         step, self._jump = self._jump, None
         return step
 
+    def remembered(self) -> dict[str, Any] | None:
+        """On the leader: past rounds, for a checkpoint; none if what they have led to is known to be wrong."""
+        return None if self.exchange.diverged else self.comeback.history.state()
+
     def _watch(self, step: int) -> None:
-        """After optimizer step ``step``, alone: meet whoever has come back."""
-        run = self._run
-        if run.alone and run.may_meet and step < self._max_steps:
+        """After optimizer step ``step``, alone: meet whoever has come back.
+
+        After the last step whoever is on the way, too, or what the two have learnt would end in two models; and one that
+        is too few by itself, having been started anew, goes on with others only.
+        """
+        run, quorum = self._run, self._arguments.sync_quorum
+        if not (run.alone and run.may_meet):
+            return
+        if quorum > 1:
+            deadline = Deadline(self._arguments.sync_timeout_s)
+            while run.alone:
+                newcomer = run.local.lead(lambda: self.comeback.await_due(deadline, expected=False))
+                if newcomer is None:
+                    raise NebulaError(
+                        f"{quorum} clusters are needed (sync_quorum) but none has taken this one in within "
+                        f"{deadline.timeout_s:g} s (sync_timeout_s): are the others still training?"
+                    )
+                self._meet(newcomer, step)
+        elif step < self._max_steps:
             self._meet(run.local.lead(self.comeback.due), step)
+        else:
+            self._meet(run.local.lead(self.comeback.await_last), step)
 
     def _meet(self, newcomer: str | None, step: int) -> None:
         """Come together with a newcomer, or be one, if anybody is to be met: see `Comeback.due`."""
-        if newcomer is not None and step < self._max_steps:
+        if newcomer is not None:
             with self._run.exposed():
                 self._take_over(newcomer, step)
 

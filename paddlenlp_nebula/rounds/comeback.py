@@ -10,6 +10,7 @@ from typing import Any
 from paddlenlp_nebula.backend.host import HOST
 from paddlenlp_nebula.buckets import cut
 from paddlenlp_nebula.codec.codec import Float32Vector
+from paddlenlp_nebula.link.deadlines import Deadline
 from paddlenlp_nebula.run import Run
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.history import History
@@ -17,6 +18,8 @@ from paddlenlp_nebula.strategy.reunion import Bearings, Member, Plane, Reunion
 from paddlenlp_nebula.tensors import Tensor, master_weight, unwrapped
 
 __all__ = ["Comeback", "Takeover", "optimizer_state"]
+
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,23 @@ class Comeback:
         if not run.party.link.peers:  # what it would give has been neither noised nor masked
             return None if run.arguments.hides_updates else next(iter(run.party.candidates()), None)
         return guest
+
+    def await_due(self, deadline: Deadline, *, expected: bool) -> str | None:
+        """As `due`, on a cluster that is alone, but wait for it; ``expected``: only while somebody is on the way."""
+        returns = self.run.party.returns
+        while (newcomer := self.due()) is None and returns is not None and not deadline.passed():
+            if expected and not returns.expected():
+                break
+            self.run.local.tick()
+            time.sleep(_LOOK_S)
+        return newcomer
+
+    def await_last(self) -> str | None:
+        """As `due`, on a cluster that has been alone until the end, but wait for one that is on its way."""
+        returns = self.run.party.returns
+        if returns is None or self.run.arguments.hides_updates:  # which invites nobody while it is alone
+            return self.due()
+        return self.await_due(Deadline(returns.patience_s), expected=True)
 
     def meet(
         self, newcomer: str, step: int, fields: Mapping[str, Any], member: Member, states: Selection | None

@@ -122,12 +122,13 @@ class LocalStepsRounds(Rounds):
                 nonlocal merge
                 digest = self.exchange.parameter_digest()
                 weight = self._weight(self._samples, self._tokens)
-                merge = self._leader.merge(LocalWork(number, weight, step_s, self._batch_hash, final))
+                meets = not final or number >= self._max_steps
+                merge = self._leader.merge(LocalWork(number, weight, step_s, self._batch_hash, final, meets))
                 self._note(merge, number)
                 if len(merge.batch_hashes) > 1:
                     self.comeback.history.note(run.number, self.exchange.parameter_digest(), merge.batch_hashes)
                 return {
-                    "newcomer": None if merge.final else self.comeback.due(merge.guest),
+                    "newcomer": self.comeback.due(merge.guest),
                     "parts": merge.parts,
                     "members": len(merge.batch_hashes),
                     "share": float(merge.shares[self._arguments.cluster_name]),

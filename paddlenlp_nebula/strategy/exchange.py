@@ -104,19 +104,20 @@ class Exchange:
 
     # A round
 
-    def open(self, number: int, opening: Opening, when: str) -> dict[str, Opening]:
+    def open(self, number: int, opening: Opening, when: str, *, meets: bool = True) -> dict[str, Opening]:
         """Exchange the openings of a round and check that all members hold the same parameters.
 
         Args:
             number: exchange number.
             opening: this member's; the result has everybody's.
             when: a few words for an error, such as "after round 6".
+            meets: whether this member would take in a cluster that has come back.
 
         Raises:
             NebulaError: naming the first differing bucket and its parameters.
         """
         link = self.party.link
-        opening = replace(opening, guests=guest_bits(self.party.candidates(), link.clusters))
+        opening = replace(opening, guests=guest_bits(self.party.candidates() if meets else (), link.clusters))
         flags = FINAL if opening.final else 0
         link.post(Kind.ROUND, opening.pack(), round=number, flags=flags)
         openings = {}

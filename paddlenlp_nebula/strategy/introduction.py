@@ -15,7 +15,16 @@ __all__ = ["Introduction"]
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a member says of itself in a reunion."""
+    """What a member says of itself in a reunion.
+
+    Attributes:
+        step: optimizer steps that it has taken, at most all that are planned: everybody goes on from the furthest one's.
+        turns: rounds that it has merged.
+        fields: what must be equal on all clusters, see `handshake.compare`.
+        work: samples or tokens that it has trained on so far.
+        history: the rounds that it remembers.
+        diverged: what it brings is known to be wrong.
+    """
 
     step: int
     turns: int
@@ -28,12 +37,19 @@ class Introduction:
     def parse(cls, note: Mapping[str, Any], sender: str) -> Introduction:
         """A member's note.
 
+        Args:
+            note: as received.
+            sender: for errors.
+
         Raises:
             ProtocolError: it is none.
         """
         step, turns, fields, work = (note.get(name) for name in ("step", "turns", "fields", "work"))
         if not (_is_count(step) and _is_count(turns) and isinstance(fields, dict)):
             raise ProtocolError(f"{sender} must say where it stands, got {note!r:.80}")
+        planned = fields.get("max_steps")
+        if isinstance(planned, int) and step > planned:
+            raise ProtocolError(f"{sender} must stand at a step of {planned} (max_steps) at most, got {step}")
         if not (isinstance(work, int | float) and 0 <= work <= sys.float_info.max):
             raise ProtocolError(f"{sender} must say what it has done, got {note!r:.80}")
         history = parse_entries(note.get("history"), sender)

@@ -37,6 +37,7 @@ class LocalWork:
         step_s: seconds that a step took, 0 if unknown.
         batch_hash: hash of the first batch (round 1), else 0.
         final: it takes no further step.
+        meets: it would take in a cluster that has come back: not if it ends before its time.
     """
 
     step: int
@@ -44,6 +45,7 @@ class LocalWork:
     step_s: float = 0.0
     batch_hash: int = 0
     final: bool = False
+    meets: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,7 @@ class LocalSteps:
         digests = tuple(self.exchange.digests)
         weight = float(self._weights[fragment])
         opening = Opening(work.step, weight, work.batch_hash, work.step_s, digests, final=work.final)
-        openings = self.exchange.open(number, opening, f"after round {number - 1}")
+        openings = self.exchange.open(number, opening, f"after round {number - 1}", meets=work.meets)
         enders = tuple(member for member, theirs in openings.items() if theirs.final)
         final = bool(enders)
         if self._same_step and not final:

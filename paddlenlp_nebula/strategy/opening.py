@@ -74,10 +74,10 @@ def guest_bits(guests: Collection[str], clusters: Sequence[str]) -> int:
 
 
 def common_guest(openings: Mapping[str, Opening], clusters: Sequence[str]) -> str | None:
-    """The first cluster that all members say has come back; nobody is taken in when training ends."""
-    common = -1
+    """The first cluster that all members say has come back; nobody is taken in when some end earlier than others."""
+    common = -1 if len({opening.final for opening in openings.values()}) == 1 else 0
     for opening in openings.values():
-        common &= 0 if opening.final else opening.guests
+        common &= opening.guests
     return next((name for place, name in enumerate(clusters) if common >> place & 1), None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 __all__ = ["Pace"]
 
-_TEXT = re.compile(r"(?P<balance>auto-balance:?)?(?:(?P<first>\d+)\.\.)?(?P<last>\d+)?")
+_TEXT = re.compile(r"(?P<balance>auto-balance:?)?(?:(?P<first>[0-9]{1,9})\.\.)?(?P<last>[0-9]{1,9})?")
 _DEFAULT = 30  # H in DiLoCo's descendants that use sparse exchange (arXiv 2508.15706)
 
 
@@ -30,10 +30,12 @@ class Pace:
         """``30``, ``5..30`` (growing), ``auto-balance`` or ``auto-balance:30`` (of the fastest cluster).
 
         Raises:
-            ValueError: it is none of these, or an H is below 1.
+            ValueError: it is none of these, or an H is below 1 or has more than 9 digits.
         """
         match = _TEXT.fullmatch(str(text).strip())
-        shape = "a number of steps (30), a growing one (5..30), 'auto-balance' or 'auto-balance:30'"
+        shape = (
+            "a number of steps (30), a growing one (5..30), 'auto-balance' or 'auto-balance:30', of at most 9 digits"
+        )
         if match is None or not match[0] or match[0].endswith(":") or (match["first"] and not match["last"]):
             raise ValueError(f"must be {shape}, got {text!r}")
         if match["balance"] and match["last"] and not match["balance"].endswith(":"):

@@ -52,6 +52,23 @@ def test_courier_killed(one_machine: Stage, tmp_path: Path, book: Book, at: str)
         book.note(f"SIGKILL of the courier of {at}: return", seconds=seconds, limit_s=None, outcome="together again")
 
 
+@pytest.mark.parametrize("strategy", [("local_steps", "--every", "5"), ("every_step",)])
+def test_lost_with_the_last_steps(one_machine: Stage, tmp_path: Path, strategy: tuple[str, ...]) -> None:
+    """A return takes longer than what is left of the training: who is done waits for the other one."""
+    with one_machine.jobs(tmp_path, "--steps", "60", "--strategy", *strategy) as jobs:
+        jobs[0].reach(56)
+        jobs[1].process("courier").send_signal(signal.SIGKILL)
+        for job in jobs:
+            assert job.finished(60, within_s=60)
+        reports = [job.report() for job in jobs]
+        assert [report["members"] for report in reports] == [TOGETHER, TOGETHER]
+        assert reports[0]["parameter_digest"] == reports[1]["parameter_digest"]
+        for report in reports:
+            assert [event["what"] for event in report["events"]] == ["lost", "returned"]
+            assert "training ends without" not in str(report["degradations"])
+        nothing_left(*jobs)
+
+
 @pytest.mark.parametrize(
     ("strategy", "at"),
     [

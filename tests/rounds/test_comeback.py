@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +14,16 @@ import pytest
 from paddlenlp_nebula.backend.backend import Backend
 from paddlenlp_nebula.backend.host import HOST
 from paddlenlp_nebula.codec.registry import codec_from_spec
-from paddlenlp_nebula.errors import PeerLost
+from paddlenlp_nebula.errors import NebulaError, PeerLost
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.notes import pack_note
 from paddlenlp_nebula.link.returns import Invitation
+from paddlenlp_nebula.rounds.base import Rounds
 from paddlenlp_nebula.rounds.comeback import Comeback, Takeover, optimizer_state
 from paddlenlp_nebula.selection import Selection
+from paddlenlp_nebula.strategy.history import History
+from paddlenlp_nebula.strategy.opening import Opening, common_guest
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
 from paddlenlp_nebula.strategy.reunion import Reunited
 from paddlenlp_nebula.tensors import write
@@ -314,6 +318,83 @@ def test_nobody_is_met_once_training_ends() -> None:
     assert group["amber"].comeback.due("birch") == "birch"
     group["amber"].party.returns = None
     assert group["amber"].comeback.due("birch") is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "guest", "patience_s", "found"),
+    [
+        ((), None, 30.0, None),  # nobody is on the way: it does not wait
+        (("birch",), "birch", 30.0, "birch"),
+        (("birch",), None, 0.3, None),  # it does not get any further
+    ],
+)
+def test_after_the_last_step_who_is_on_the_way_is_waited_for(
+    expected: tuple[str, ...], guest: str | None, patience_s: float, found: str | None
+) -> None:
+    cluster = clusters_of((HOST,))["amber"]
+    summons = cluster.summons
+    summons.patience_s = patience_s
+    summons.expected = lambda: expected  # type: ignore[attr-defined]
+    ticks: list[float] = []
+
+    def tick() -> None:
+        ticks.append(time.monotonic())
+        if len(ticks) == 2 and guest is not None:
+            summons.guests = (guest,)
+
+    cluster.run.local = SimpleNamespace(tick=tick)
+    began = time.monotonic()
+    assert cluster.comeback.await_last() == found
+    assert time.monotonic() - began < 5
+    assert (len(ticks) >= 2) == bool(expected)
+
+
+@pytest.mark.parametrize("guests", [(), ("birch",)])
+def test_one_that_is_too_few_by_itself_waits_until_it_is_taken_in(guests: tuple[str, ...]) -> None:
+    met: list[str] = []
+    comeback = SimpleNamespace(await_due=lambda deadline, *, expected: None if expected else next(iter(guests), None))
+    run = SimpleNamespace(alone=True, may_meet=True, local=SimpleNamespace(lead=lambda work: work()))
+
+    def meet_it(newcomer: str, step: int) -> None:
+        met.append(newcomer)
+        run.alone = False
+
+    arguments = SimpleNamespace(sync_quorum=2, sync_timeout_s=3.0)
+    rounds: Any = SimpleNamespace(_run=run, _arguments=arguments, _meet=meet_it, comeback=comeback, _max_steps=9)
+    if guests:
+        Rounds._watch(rounds, 1)
+        assert met == ["birch"]
+    else:
+        with pytest.raises(NebulaError, match=r"2 clusters are needed \(sync_quorum\).*within 3 s"):
+            Rounds._watch(rounds, 1)
+
+
+@pytest.mark.parametrize(
+    ("finals", "guests", "found"),
+    [
+        ((False, False), (2, 2), "birch"),
+        ((False, False), (2, 0), None),
+        ((True, True), (2, 2), "birch"),  # both end as planned
+        ((True, False), (2, 2), None),
+    ],
+)
+def test_nobody_is_taken_in_where_some_end_earlier_than_others(
+    finals: tuple[bool, bool], guests: tuple[int, int], found: str | None
+) -> None:
+    openings = {
+        name: Opening(1, 1.0, 0, 0.0, (), final=final, guests=seen)
+        for name, final, seen in zip(("amber", "cedar"), finals, guests, strict=True)
+    }
+    assert common_guest(openings, NAMES) == found
+
+
+def test_what_is_known_to_be_wrong_is_not_in_a_checkpoint() -> None:
+    history = History()
+    history.note(1, "a", ["amber", "birch"])
+    rounds: Any = SimpleNamespace(exchange=SimpleNamespace(diverged=False), comeback=SimpleNamespace(history=history))
+    assert Rounds.remembered(rounds) == history.state()
+    rounds.exchange.diverged = True
+    assert Rounds.remembered(rounds) is None
 
 
 def test_a_newcomer_that_is_gone_at_once() -> None:

@@ -14,13 +14,14 @@ import pytest
 
 from paddlenlp_nebula.buckets import Bucket
 from paddlenlp_nebula.codec.codec import Layout
-from paddlenlp_nebula.errors import HandshakeError, PeerLost
+from paddlenlp_nebula.errors import HandshakeError, PeerLost, ProtocolError
 from paddlenlp_nebula.link.frames import HEADER_BYTES, Kind
 from paddlenlp_nebula.link.gather import all_gather_notes
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.link.notes import pack_note
 from paddlenlp_nebula.strategy.history import History
+from paddlenlp_nebula.strategy.introduction import Introduction
 from paddlenlp_nebula.strategy.reunion import Bearings, Plane, Reunion, Reunited
 
 from ..link.clusters import NAMES, at_once, meet
@@ -583,6 +584,13 @@ def test_who_trains_something_else_is_told_and_the_hosts_go_on(members: int) -> 
     assert isinstance(told, HandshakeError)
     assert f"cluster {newcomer!r} cannot come back: it does not train the same thing: " in str(told)
     assert "max_steps=200" in str(told)
+
+
+def test_nobody_is_taken_beyond_the_end_by_a_newcomer() -> None:
+    note = {"step": 101, "turns": 0, "work": 1.0, "history": [], "fields": FIELDS}
+    with pytest.raises(ProtocolError, match=r"'amber' must stand at a step of 100 \(max_steps\) at most, got 101"):
+        Introduction.parse(note, "cluster 'amber'")
+    assert Introduction.parse({**note, "step": 100}, "").step == 100
 
 
 def test_a_donor_that_lies_is_left() -> None:
