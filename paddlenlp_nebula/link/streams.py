@@ -1,8 +1,8 @@
 """The streams under a link: bytes to and from every peer, and who is gone.
 
-All waiting happens in here, in one place (`Streams._wait`), with a deadline that every byte from the awaited peer renews.
-Whoever waits for one peer shows the others that it is alive, so that the silence of one is not taken for the silence
-of all who wait for it.
+All waiting happens in here, in one place (`Streams._wait`), with a deadline that every byte from the awaited peer, and
+every chunk that it takes, renews. Whoever waits for one peer shows the others that it is alive, so that the silence of
+one is not taken for the silence of all who wait for it.
 """
 
 from __future__ import annotations
@@ -126,9 +126,11 @@ class Streams:
         while (message := self._next(peer)) is None:
             while_waiting()
             stream = self._streams.get(peer)
-            if timeout_s is None and stream is not None and stream.channel.bytes_received != heard:
-                heard = stream.channel.bytes_received
-                deadline.renew()
+            if timeout_s is None and stream is not None:
+                channel = stream.channel
+                if (moved := channel.bytes_received + channel.bytes_delivered) != heard:
+                    heard = moved  # one that still takes in what we have sent has nothing to say yet
+                    deadline.renew()
             self._check(peer, deadline, "sent nothing" if timeout_s is None else "gave no answer")
             self._wait(deadline, peer)
         return message

@@ -210,6 +210,25 @@ def test_a_slow_peer_is_waited_for_as_long_as_it_sends(monkeypatch: pytest.Monke
     assert time.monotonic() - start > 1.5
 
 
+def test_a_peer_is_waited_for_as_long_as_it_takes_in_what_it_was_sent() -> None:
+    amber, birch = meet("amber", "birch", timeout_s=1.0).values()
+
+    def take_in() -> None:
+        for _ in range(8):
+            time.sleep(0.2)
+            amber._streams["birch"].channel.bytes_delivered += 128
+        birch.post(Kind.VOTE)
+        pump(birch)
+
+    def receive() -> None:
+        with amber.receive("birch", Kind.VOTE):
+            pass
+
+    start = time.monotonic()
+    assert at_once({"birch": take_in, "amber": receive})["amber"] is None
+    assert time.monotonic() - start > 1.5
+
+
 def test_who_waits_for_another_shows_that_it_is_alive() -> None:
     """Cedar stops after its last word to amber but before that to birch: amber must not give up birch."""
     amber, birch, cedar = meet(*NAMES[:3], timeout_s=2.0).values()
