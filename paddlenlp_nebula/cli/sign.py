@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from paddlenlp_nebula.cli.keygen import ask_passphrase
 from paddlenlp_nebula.cli.trust import certificates_in
 from paddlenlp_nebula.errors import SecurityError
+
+if TYPE_CHECKING:
+    from paddlenlp_nebula.security.signing import Signed
 
 __all__ = ["sign", "verify"]
 
@@ -50,7 +54,7 @@ def sign(folder: Path, key: Path, cert: Path | None, passphrase_file: Path | Non
         raise SecurityError(f"the certificate for {key} must be beside it, but there is no {cert}: set --cert")
     signed = sign_folder(folder, private, certificates_in(cert)[0])
     wrote = f"{click.style('wrote', fg='green')} {folder / MANIFEST}"
-    click.echo(f"{wrote}  ({signed.files} files, {signed.nbytes / 1e6:.1f} MB, signed by {signed.signer})")
+    click.echo(f"{wrote}  ({_amount(signed)}, signed by {signed.signer})")
 
 
 @click.command()
@@ -75,6 +79,10 @@ def verify(folder: Path, sources: tuple[Path, ...]) -> None:
     signed = verify_folder(folder, [found for path in sources for found in certificates_in(path)])
     click.echo(
         f"{click.style('fine', fg='green')}: {folder} is what {click.style(signed.signer, bold=True)} has signed, by their clock on "
-        f"{signed.signed_at.replace('T', ' ').replace('Z', ' UTC')}: {signed.files} files, {signed.nbytes / 1e6:.1f} MB"
+        f"{signed.signed_at.replace('T', ' ').replace('Z', ' UTC')}: {_amount(signed)}"
     )
     click.echo(f"(certificate by {signed.issuer}, valid until {signed.valid_until:%Y-%m-%d})")
+
+
+def _amount(signed: Signed) -> str:
+    return f"{signed.files} file{'s' * (signed.files != 1)}, {signed.nbytes / 1e6:.1f} MB"
