@@ -142,7 +142,9 @@ class NebulaCallback(TrainerCallback):
         if history := (state.trial_params or {}).get(_STATE_KEY, {}).get("history") if saved else None:
             self._rounds.comeback.history.restore(history)
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        found = find_state([self.resume_folder, folder]) if state.global_step else None
+        # The Trainer does not say what it was given: by custom that is this setting, if it is of this step.
+        named = args.resume_from_checkpoint if Path(args.resume_from_checkpoint or "").name == folder.name else None
+        found = find_state([self.resume_folder, named, folder]) if state.global_step else None
         self._rounds.prepare(model, fields, step=state.global_step, number=saved, state=found)
         if state.global_step == 0:  # a checkpoint has its own random state
             part_random_state(nebula.cluster_index)
@@ -298,8 +300,8 @@ class NebulaCallback(TrainerCallback):
         if run.local.is_leader:
             ledger = self.ledger
             logger.info(
-                f"nebula: {ledger.rounds} rounds with {', '.join(ledger.members)}; sent {ledger.bytes_sent / 1e6:.1f} MB, "
-                f"received {ledger.bytes_received / 1e6:.1f} MB; utilisation {ledger.utilisation or 1.0:.1%}; "
+                f"nebula: {ledger.rounds} rounds with {', '.join(ledger.members)}; sent {ledger.bytes_sent / 1e6:.3f} MB, "
+                f"received {ledger.bytes_received / 1e6:.3f} MB; utilisation {ledger.utilisation or 1.0:.1%}; "
                 f"parameters {ledger.parameter_digest}; security: {self.nebula_args.sync_security}"
             )
 

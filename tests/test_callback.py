@@ -53,7 +53,7 @@ class Member:
         self.state, self.control = TrainerState(), TrainerControl()
         self.state.max_steps = 9
         nebula = NebulaArguments(
-            cluster=cluster, clusters="west,east", rendezvous="loopback", **{"sync_timeout_s": 20, **settings}
+            cluster=cluster, rendezvous="loopback", **{"clusters": "west,east", "sync_timeout_s": 20, **settings}
         )
         self.callback = NebulaCallback(nebula)
 
@@ -365,3 +365,25 @@ def test_the_report_follows_a_training_that_rarely_logs(members, tmp_path, monke
     monkeypatch.setattr("paddlenlp_nebula.callback._REPORT_EVERY_S", every_s)
     together(*(lambda m=m: m.update(1.0) for m in members))
     assert json.loads((tmp_path / "west" / "nebula_report.json").read_text())["steps"] == steps
+
+
+@pytest.mark.parametrize(("name", "lost"), [("checkpoint-1", False), ("checkpoint-2", True)])
+def test_what_was_not_sent_is_found_where_the_training_arguments_say(tmp_path, name, lost):
+    """Resumed into another output_dir; the folder of another step is none of this checkpoint's."""
+    settings = {"clusters": "west", "sync_strategy": "local_steps", "sync_every": "4", "sync_codec": "topk:1/2,1bit"}
+    saved = tmp_path / "old" / name
+    first = Member("west", str(tmp_path / "first"), **settings)
+    first.event("on_train_begin")
+    first.update(1.0)
+    (tmp_path / "first" / "west" / "checkpoint-1").mkdir()
+    first.event("on_save")
+    saved.parent.mkdir()
+    (tmp_path / "first" / "west" / "checkpoint-1").rename(saved)
+
+    second = Member("west", str(tmp_path / "second"), **settings)
+    second.state.global_step, second.state.trial_params = 1, first.state.trial_params
+    second.args.resume_from_checkpoint = str(saved)
+    second.event("on_train_begin")
+    assert any("holds no nebula_state" in sentence for sentence in second.callback.ledger.degradations) == lost
+    for member in (first, second):
+        member.callback.close()
