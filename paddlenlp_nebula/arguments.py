@@ -297,10 +297,16 @@ class NebulaArguments(PrivacyArguments):
         return found
 
     def _kind_problems(self) -> list[str]:
-        """Text and switches that a script has set to something else: Python takes "no" for true."""
+        """Text, switches and numbers that a script has set to something else: Python takes "no" for true, and true for 1."""
         kinds = {bool: (bool, "true or false"), str: (str, "text"), Optional[str]: (str | None, "text")}
-        fields = {name: kinds[kind] for name, kind in get_type_hints(type(self)).items() if kind in kinds}
+        hints = get_type_hints(type(self))
+        fields = {name: kinds[kind] for name, kind in hints.items() if kind in kinds}
+        numbers = [name for name, kind in hints.items() if kind in (int, float, Optional[int], Optional[float])]
         return [
+            f"{name} must be a number, got {getattr(self, name)!r}"
+            for name in numbers
+            if isinstance(getattr(self, name), bool)
+        ] + [
             f"{name} must be {words}, got {getattr(self, name)!r}"
             for name, (kind, words) in fields.items()
             if not isinstance(getattr(self, name), kind) and name not in (*_CHOICES, "sync_every")
@@ -318,10 +324,8 @@ class NebulaArguments(PrivacyArguments):
             found += error.problems
         try:
             final = codec_from_spec(self.sync_final_codec or "int8")
-            if final.own_feedback or final.whole_tensors:
-                found.append(
-                    f"sync_final_codec must be a codec without state, such as int8 or bf16, got {final.spec!r}"
-                )
+            if not final.sends_all:
+                found.append(f"sync_final_codec must send every element, as int8 and bf16 do, got {final.spec!r}")
         except ConfigurationError as error:
             found += [problem.replace("sync_codec", "sync_final_codec") for problem in error.problems]
         if not isinstance(self.sync_feedback_decay, int | float) or not 0 <= self.sync_feedback_decay <= 1:
@@ -343,10 +347,10 @@ class NebulaArguments(PrivacyArguments):
         except ValueError as error:
             found.append(f"sync_every {error}")
         lr, momentum, fragments = self.sync_outer_lr, self.sync_outer_momentum, self.sync_fragments
-        if not isinstance(lr, int | float) or not 0 < lr < float("inf"):
-            found.append(f"sync_outer_lr must be a positive number, got {lr!r}")
-        if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
-            found.append(f"sync_outer_momentum must be at least 0 and below 1, got {momentum!r}")
+        if not isinstance(lr, int | float) or not 1e-6 <= lr <= 1e6:  # float32 has 0 for what is far below, see `outer`
+            found.append(f"sync_outer_lr must be a number from 1e-6 to 1e6, got {lr!r}")
+        if not isinstance(momentum, int | float) or (momentum != 0 and not 1e-6 <= momentum <= 1 - 1e-6):
+            found.append(f"sync_outer_momentum must be 0, or from 1e-6 to 0.999999, got {momentum!r}")
         if self.sync_outer == "average" and (lr, momentum) != (1, 0):
             found.append(
                 f"sync_outer='average' takes neither learning rate nor momentum, got sync_outer_lr={lr!r} and "

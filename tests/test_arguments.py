@@ -106,6 +106,9 @@ def test_what_is_missing_is_named_with_its_variable(missing: list[str]) -> None:
         ("sync_final_codec", False, "sync_final_codec must be text, got False"),
         ("sync_error_feedback", "no", "sync_error_feedback must be true or false, got 'no'"),
         ("sync_keep_unsent", None, "sync_keep_unsent must be true or false, got None"),
+        ("sync_staleness_limit", True, "sync_staleness_limit must be a number, got True"),
+        ("sync_quorum", True, "sync_quorum must be a number, got True"),
+        ("sync_timeout_s", False, "sync_timeout_s must be a number, got False"),
         ("sync_strategy", None, "sync_strategy must be 'every_step' or 'local_steps', got None"),
         ("sync_strategy", "sometimes", "sync_strategy must be 'every_step' or 'local_steps', got 'sometimes'"),
         ("sync_parameters", "some", "sync_parameters must be 'all' or 'trainable' or 'adapters', got 'some'"),
@@ -147,11 +150,11 @@ UNSENT = {"sync_strategy": "local_steps", "sync_codec": "int8", "sync_keep_unsen
     [
         (
             {"sync_strategy": "local_steps", "sync_outer": "sgd", "sync_outer_lr": 0},
-            "sync_outer_lr must be a positive number, got 0",
+            "sync_outer_lr must be a number from 1e-6 to 1e6, got 0",
         ),
         (
             {"sync_strategy": "local_steps", "sync_outer": "nesterov", "sync_outer_momentum": 1.0},
-            "sync_outer_momentum must be at least 0 and below 1, got 1.0",
+            "sync_outer_momentum must be 0, or from 1e-6 to 0.999999, got 1.0",
         ),
         (
             {"sync_strategy": "local_steps", "sync_outer_lr": 0.7},
@@ -165,6 +168,24 @@ UNSENT = {"sync_strategy": "local_steps", "sync_codec": "int8", "sync_keep_unsen
         (
             {"sync_strategy": "local_steps", "sync_codec": "dgc:0.01"},
             "sync_codec='dgc:0.01' accumulates gradients with a momentum of its own, so it needs sync_strategy='every_step'",
+        ),
+        *(
+            (
+                {"sync_strategy": "local_steps", "sync_outer": "sgd", "sync_outer_lr": lr},
+                f"sync_outer_lr must be a number from 1e-6 to 1e6, got {lr!r}",
+            )
+            for lr in (1e-50, 2e6, float("nan"))
+        ),
+        (
+            {"sync_strategy": "local_steps", "sync_outer": "sgd", "sync_outer_momentum": 0.99999999999},  # 1 in float32
+            "sync_outer_momentum must be 0, or from 1e-6 to 0.999999, got 0.99999999999",
+        ),
+        *(
+            (
+                {"sync_strategy": "local_steps", "sync_codec": "topk:1/64", "sync_final_codec": final},
+                f"sync_final_codec must send every element, as int8 and bf16 do, got '{final}'",
+            )
+            for final in ("topk:1/4", "randomk:0.01", "lowrank:1", "dgc:0.1")
         ),
         ({"sync_outer": "sgd"}, "sync_outer acts only with sync_strategy='local_steps', got 'sgd'"),
         ({"sync_fragments": 2}, "sync_fragments acts only with sync_strategy='local_steps', got 2"),

@@ -23,11 +23,14 @@ import xxhash
 
 from paddlenlp_nebula.errors import ProtocolError
 
-__all__ = ["Codec", "Float32Vector", "Layout", "State", "Turn", "described"]
+__all__ = ["BEYOND_FLOAT32", "Codec", "Float32Vector", "Layout", "State", "Turn", "described"]
 
 Float32Vector: TypeAlias = npt.NDArray[np.float32]
 State: TypeAlias = dict[str, npt.NDArray[Any]]
 """What a codec remembers of one bucket: name -> array. ``encode`` changes the arrays in place."""
+
+BEYOND_FLOAT32 = "what was not sent before has grown beyond float32"
+"""The end of the sentence where a sum of finite vectors is not finite."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Codec(ABC):
         whole_tensors: whether it looks at matrices, so that no bucket may cut a tensor.
         own_feedback: whether what it does not send stays in its own state, so that error feedback
             around it would count that twice.
+        sends_all: whether every element is in each payload, be it rounded.
         for_gradients: whether it takes over the optimizer's momentum, which makes sense for gradients only.
     """
 
@@ -97,6 +101,7 @@ class Codec(ABC):
     lossless: bool = False
     whole_tensors: bool = False
     own_feedback: bool = False
+    sends_all: bool = True
     for_gradients: bool = False
 
     @classmethod
@@ -139,7 +144,7 @@ class Codec(ABC):
     def encode(
         self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
     ) -> memoryview:
-        """Bytes for a contiguous float32 vector of shape (layout.numel,), all finite.
+        """Bytes for a contiguous float32 vector of shape (layout.numel,), at least one element, all finite.
 
         Args:
             vector: left as it is, unless ``error`` is the same array.

@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
+from paddlenlp_nebula.codec.numbers import decimal, spelled, whole
 from paddlenlp_nebula.codec.topk import TopK
 from paddlenlp_nebula.errors import ProtocolError
 
@@ -52,38 +53,39 @@ class DeepGradientCompression(Codec):
 
     grammar = "dgc:RATIO[,momentum=0.9][,clip=C][,warmup=ROUNDS]"
     own_feedback = True
+    sends_all = False
     for_gradients = True
 
     def __init__(self, ratio: float, momentum: float = _MOMENTUM, clip: float = inf, warmup: int = 0) -> None:
         self.ratio, self.momentum, self.clip, self.warmup = ratio, momentum, clip, warmup
-        options = [_text(ratio)]
+        options = [spelled(ratio)]
         if momentum != _MOMENTUM:
-            options.append(f"momentum={_text(momentum)}")
+            options.append(f"momentum={spelled(momentum)}")
         if clip != inf:
-            options.append(f"clip={_text(clip)}")
+            options.append(f"clip={spelled(clip)}")
         if warmup:
             options.append(f"warmup={warmup}")
         self.spec = f"dgc:{','.join(options)}"
 
     @classmethod
     def parse(cls, options: Sequence[str]) -> DeepGradientCompression:
-        ratio = _number(options[0] if options else "")
+        ratio = decimal(options[0] if options else "")
         if not 1 / _CHUNK <= ratio <= 1:
             raise ValueError(f"RATIO must be a number from 1/{_CHUNK} to 1")
         given = dict(option.partition("=")[::2] for option in options[1:])
         named = {"momentum": f"{_MOMENTUM}", "clip": "inf", "warmup": "0"} | given
         if len(given) < len(options) - 1 or len(named) > 3:
             raise ValueError("after RATIO only momentum=, clip= and warmup= may follow, each once")
-        momentum, clip, warmup = _number(named["momentum"]), _number(named["clip"]), named["warmup"]
-        if not 0 <= momentum < 1:
-            raise ValueError("momentum must be a number from 0 and below 1")
-        if not clip > 0:
-            raise ValueError("clip must be a number more than 0")
-        if not warmup.isdecimal():
-            raise ValueError("warmup must be a whole number of rounds")
-        if int(warmup) and ratio >= _FIRST_RATIO:
+        momentum, clip, warmup = decimal(named["momentum"]), decimal(named["clip"]), whole(named["warmup"])
+        if not 0 <= np.float32(momentum) < 1:
+            raise ValueError("momentum must be a number from 0 and below 1, in float32")
+        if not clip > np.finfo(np.float32).tiny:
+            raise ValueError("clip must be a number more than 0, in float32")
+        if warmup < 0:
+            raise ValueError("warmup must be a whole number of rounds, of at most 9 digits")
+        if warmup and ratio >= _FIRST_RATIO:
             raise ValueError(f"a warm-up begins with {_FIRST_RATIO:g} of the elements, so RATIO must be below that")
-        return cls(ratio, momentum, clip, int(warmup))
+        return cls(ratio, momentum, clip, warmup)
 
     def init(self, layout: Layout) -> State:
         self.topk(1).init(layout)
@@ -154,15 +156,3 @@ class DeepGradientCompression(Codec):
             return gradient
         norm = np.sqrt(np.add.reduce(np.square(gradient, dtype=np.float64)))
         return gradient if norm <= self.clip else gradient * np.float32(self.clip / norm)
-
-
-def _number(text: str) -> float:
-    """NaN, which is in no range, where it is no number."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
-
-
-def _text(number: float) -> str:
-    return repr(number).removesuffix(".0")

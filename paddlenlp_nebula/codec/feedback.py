@@ -43,6 +43,7 @@ class ErrorFeedback(Codec):
         self.decay = decay
         self.spec = codec.spec
         self.whole_tensors = codec.whole_tensors
+        self.sends_all = codec.sends_all
 
     @classmethod
     def parse(cls, options: Sequence[str]) -> Codec:

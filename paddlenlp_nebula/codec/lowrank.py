@@ -16,6 +16,7 @@ import numpy as np
 
 from paddlenlp_nebula.codec.cast import Bfloat16, Cast, Float32
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
+from paddlenlp_nebula.codec.numbers import whole
 
 __all__ = ["FAINT", "LowRank", "Piece"]
 
@@ -61,6 +62,7 @@ class LowRank(Codec):
 
     grammar = "lowrank:R[,fp32|bf16]"
     whole_tensors = True
+    sends_all = False
 
     def __init__(self, rank: int, factors: str = "fp32") -> None:
         self.rank = rank
@@ -70,11 +72,11 @@ class LowRank(Codec):
 
     @classmethod
     def parse(cls, options: Sequence[str]) -> LowRank:
-        if not (options and options[0].isdecimal() and int(options[0]) >= 1):
-            raise ValueError("R must be a whole number from 1")
+        if not (options and whole(options[0]) >= 1):
+            raise ValueError("R must be a whole number from 1, of at most 9 digits")
         if len(options) > 2 or (len(options) == 2 and options[1] not in _FORMATS):
             raise ValueError(f"after R only one of {', '.join(_FORMATS)} may follow")
-        return cls(int(options[0]), *options[1:])
+        return cls(whole(options[0]), *options[1:])
 
     def compresses(self, layout: Layout) -> bool:
         """Whether any tensor gets smaller: not so for vectors, and for matrices that are small or thin."""
@@ -159,12 +161,14 @@ class LowRank(Codec):
         """One power iteration: P and Q^T for the wire; ``start``, shape (columns, rank), becomes the next one."""
         rows, rank = len(matrix), start.shape[1]
         with np.errstate(over="ignore", invalid="ignore"):
-            # Householder's QR, in float64, returns orthonormal columns even where those of the product
-            # are dependent, tiny or zero.
-            basis = np.linalg.qr((matrix @ start).astype(np.float64))[0].astype(np.float32)
-            p = self._narrow(basis)
-            q = matrix.T @ self._factor(p, rows, rank)
-            largest = float(np.abs(q).max())
+            product = matrix @ start
+            if np.isfinite(largest := float(np.abs(product).max())):
+                # Householder's QR, in float64, returns orthonormal columns even where those of the product
+                # are dependent, tiny or zero.
+                basis = np.linalg.qr(product.astype(np.float64))[0].astype(np.float32)
+                p = self._narrow(basis)
+                q = matrix.T @ self._factor(p, rows, rank)
+                largest = float(np.abs(q).max())
         if not largest * rank <= np.finfo(np.float32).max:
             raise OverflowError(
                 f"a matrix with the largest magnitude {float(np.abs(matrix).max()):g} has a product outside float32"

@@ -28,7 +28,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
+from paddlenlp_nebula.codec.codec import BEYOND_FLOAT32, Codec, Float32Vector, Layout, State, Turn
 from paddlenlp_nebula.errors import ProtocolError
 
 __all__ = ["Int2", "Int4", "Int8", "Quantization", "Sign"]
@@ -91,16 +91,21 @@ class Quantization(Codec, ABC):
         self, vector: Float32Vector, layout: Layout, state: State, turn: Turn, error: Float32Vector | None = None
     ) -> memoryview:
         payload = np.empty(self.estimate(layout), dtype=np.uint8)
+        scales, codes = self.parts(payload, layout)
         _kernels().encode(
             vector,
             _NO_ERROR if error is None else error,
-            *self.parts(payload, layout),
+            scales,
+            codes,
             self.block,
             self.bits,
             self.by_mean and not self.stochastic,
             self.stochastic,
             turn.own_seed,
         )
+        # Only what is infinite, or nearly so, has the largest scale; if ``vector`` is ``error``, its error is infinite too.
+        if (scales == self.scale_range[1]).any() and not np.isfinite(vector).all():
+            raise OverflowError(BEYOND_FLOAT32)
         return payload.data
 
     def decode(self, payload: memoryview, layout: Layout) -> Float32Vector:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from paddlenlp_nebula.codec.cast import Float32
 from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
+from paddlenlp_nebula.codec.numbers import decimal, spelled
 from paddlenlp_nebula.errors import ProtocolError
 
 __all__ = ["SEED", "RandomK"]
@@ -45,17 +46,15 @@ class RandomK(Codec):
     def __init__(self, fraction: float, inner: Codec | None = None) -> None:
         self.fraction = fraction
         self.inner = inner or Float32()
-        self.spec = f"randomk:{fraction!r}".removesuffix(".0")
+        self.spec = f"randomk:{spelled(fraction)}"
         if self.inner.spec != Float32.grammar:
             self.spec += f"+{self.inner.spec}"
         self.lossless = fraction == 1 and self.inner.lossless
+        self.sends_all = fraction == 1 and self.inner.sends_all
 
     @classmethod
     def parse(cls, options: Sequence[str]) -> RandomK:
-        try:
-            (fraction,) = map(float, options)
-        except ValueError:
-            fraction = 0.0
+        fraction = decimal(options[0]) if len(options) == 1 else 0.0
         if not 0 < fraction <= 1:
             raise ValueError("P must be one number, more than 0 and at most 1")
         return cls(fraction)

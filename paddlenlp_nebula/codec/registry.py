@@ -7,6 +7,7 @@ be followed by the spec of what it hands its elements to: ``randomk:0.1+topk:64/
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 
 from paddlenlp_nebula.codec.cast import Bfloat16, Float16, Float32
 from paddlenlp_nebula.codec.codec import Codec
@@ -42,29 +43,27 @@ def codec_from_spec(spec: str) -> Codec:
         ConfigurationError: there is no such codec, or an option is out of range.
     """
     first, plus, rest = spec.partition("+")
-    codec = _single(first, "sync_codec")
     if not plus:
-        return codec
-    if not isinstance(codec, RandomK):
+        return _single(spec, "sync_codec", CODECS)
+    if CODECS.get(first.partition(":")[0]) is not RandomK:
         raise ConfigurationError([f"sync_codec must have {RandomK.grammar} before a '+', got {spec!r}"])
-    inner = _single(rest, "after '+', sync_codec")
-    if not RandomK.takes(type(inner)):
-        allowed = ", ".join(codec.grammar for codec in CODECS.values() if RandomK.takes(codec))
-        raise ConfigurationError([f"after '+', sync_codec must be one of {allowed}, got {rest!r}"])
-    return RandomK(codec.fraction, inner)
+    codec = _single(first, "sync_codec", CODECS)
+    assert isinstance(codec, RandomK)
+    takes = {family: codec for family, codec in CODECS.items() if RandomK.takes(codec)}
+    return RandomK(codec.fraction, _single(rest, "after '+', sync_codec", takes))
 
 
-def _single(spec: str, where: str) -> Codec:
-    """The codec of a spec without ``+``; ``where`` begins the sentence of an error."""
+def _single(spec: str, where: str, codecs: Mapping[str, type[Codec]]) -> Codec:
+    """One of these codecs, from a spec without ``+``; ``where`` begins the sentence of an error."""
     family, colon, rest = spec.partition(":")
     if not colon:
         family, colon, rest = spec.partition(",")  # without the option that follows a colon: int8,stochastic
-    if family not in CODECS:
-        allowed = ", ".join(codec.grammar for codec in CODECS.values())
-        near = difflib.get_close_matches(family.lower(), CODECS, n=1)
+    if family not in codecs:
+        allowed = ", ".join(codec.grammar for codec in codecs.values())
+        near = difflib.get_close_matches(family.lower(), codecs, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigurationError([f"{where} must be one of {allowed}, got {spec!r}{hint}"])
-    codec = CODECS[family]
+    codec = codecs[family]
     try:
         return codec.parse(rest.split(",") if colon else [])
     except ValueError as error:

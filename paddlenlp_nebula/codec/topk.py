@@ -12,15 +12,15 @@ entropy of random positions and the values alone are 0.0183.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 
-from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
+from paddlenlp_nebula.codec.codec import BEYOND_FLOAT32, Codec, Float32Vector, Layout, State, Turn
 from paddlenlp_nebula.codec.levels import VALUES
+from paddlenlp_nebula.codec.numbers import whole
 from paddlenlp_nebula.codec.rice import Entries, Grid, pack, unpack
 from paddlenlp_nebula.errors import ProtocolError
 
@@ -50,16 +50,17 @@ class TopK(Codec):
 
     def __init__(self, kept: int, chunk: int, values: str = "fp16") -> None:
         self.kept, self.chunk, self.values = kept, chunk, VALUES[values]
+        self.sends_all = kept == chunk
         self.spec = f"topk:{kept}/{chunk}" + ("" if values == "fp16" else f",{values}")
 
     @classmethod
     def parse(cls, options: Sequence[str]) -> TopK:
-        match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", options[0]) if options else None
-        if not match or not 1 <= int(match[1]) <= int(match[2]) <= LARGEST_CHUNK:
+        kept, slash, chunk = (options[0] if options else "").partition("/")
+        if not slash or not 1 <= whole(kept) <= whole(chunk) <= LARGEST_CHUNK:
             raise ValueError(f"K/CHUNK must be whole numbers, 1 <= K <= CHUNK <= {LARGEST_CHUNK}")
         if len(options) > 2 or (len(options) == 2 and options[1] not in VALUES):
             raise ValueError(f"K/CHUNK may be followed by one of {', '.join(VALUES)}")
-        return cls(int(match[1]), int(match[2]), *options[1:])
+        return cls(whole(kept), whole(chunk), *options[1:])
 
     def init(self, layout: Layout) -> State:
         from paddlenlp_nebula.codec.kernels import levels, rice, topk  # noqa: F401  compiles them now, not in a round
@@ -85,6 +86,8 @@ class TopK(Codec):
         counts = np.empty(grid.chunks, dtype=np.int32)
         total = kernels.select(vector, self.kept, self.chunk, positions, values, counts)
         entries, values = Entries(positions[:total], counts), values[:total]
+        if not np.isfinite(values).all():  # the largest are among them, so no other element needs to be looked at
+            raise OverflowError(BEYOND_FLOAT32)
         scales, codes, decoded = self.values.encode(values, counts)
         stream = pack(entries, codes, self.values.width, grid)
         if error is not None:

@@ -163,3 +163,12 @@ def test_casts_take_no_options(spec: str) -> None:
         ConfigurationError, match=f"sync_codec must be {family}, got '{spec}': {family} takes no options"
     ):
         codec_from_spec(spec)
+
+
+@every_codec
+def test_what_sends_all_leaves_no_element_out(codec: Codec) -> None:
+    layout = Layout(((60, 70),))
+    vector = np.where(np.arange(layout.numel) % 3, 1, -1).astype(np.float32)
+    vector[::7] *= np.float32(0.9)  # one rank does not do for it, nor do equal magnitudes
+    result = there_and_back(codec, vector, layout)
+    assert codec.sends_all is bool((np.sign(result) == np.sign(vector)).all()) or codec.spec.startswith("lowrank")

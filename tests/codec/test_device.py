@@ -262,9 +262,11 @@ def most_copied(codec: Codec, layout: Layout, payload: memoryview) -> int:
         return most_copied(codec.inner, codec.chosen(layout), payload[8:])
     if isinstance(codec, DeepGradientCompression):
         return most_copied(codec.topk(codec.kept(TURN.round)), layout, payload[2:])
-    if isinstance(codec, TopK):  # places of 2 bytes and codes of whole bytes, before they are put into a stream
+    if isinstance(codec, TopK):
+        # Places of 2 bytes and codes of whole bytes, before they are put into a stream; and twice, for the full
+        # chunks and for the last, whether all is finite.
         grid = codec.grid(layout)
-        return grid.capacity * (2 + -(-codec.values.width // 8)) + grid.chunks * 8
+        return grid.capacity * (2 + -(-codec.values.width // 8)) + grid.chunks * 8 + 2 * 4
     if isinstance(codec, LowRank):  # and the largest magnitudes, to see whether they fit
         return payload.nbytes + 4 * codec.rank
     return payload.nbytes

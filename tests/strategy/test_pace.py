@@ -25,7 +25,24 @@ def test_what_can_be_written(text: str | int, pace: Pace) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "-3", "3.5", "30..5", "0..5", "5..", "..5", "auto-balance:", "auto-balance:0", "auto", "auto-balance30"],
+    [
+        "",
+        "0",
+        "-3",
+        "3.5",
+        "30..5",
+        "0..5",
+        "5..",
+        "..5",
+        "auto-balance:",
+        "auto-balance:0",
+        "auto",
+        "auto-balance30",
+        "٣",
+        "1000000000",
+        "1..1000000000",
+        "9" * 5000,
+    ],
 )
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"must be a number of steps \(30\), a growing one"):

@@ -16,10 +16,10 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from paddlenlp_nebula.codec.codec import Codec, Layout, Turn
-from paddlenlp_nebula.codec.device.transfer import DeviceState, Place, Tensor, number, state_to_device
+from paddlenlp_nebula.codec.codec import BEYOND_FLOAT32, Codec, Layout, Turn
+from paddlenlp_nebula.codec.device.transfer import DeviceState, Place, Tensor, number, state_to_device, to_host
 
-__all__ = ["DeviceCodec"]
+__all__ = ["DeviceCodec", "check_finite"]
 
 
 class DeviceCodec(ABC):
@@ -70,3 +70,13 @@ class DeviceCodec(ABC):
     def take_back(self, payload: memoryview, layout: Layout, state: DeviceState) -> None:
         """The round came to nothing: what ``encode`` sent returns to the state, to be sent later."""
         return  # where there is no state, nothing was counted on
+
+
+def check_finite(numbers: Tensor) -> None:
+    """Look for what a sum of finite vectors became.
+
+    Raises:
+        OverflowError: a number is infinite, or NaN.
+    """
+    if to_host((numbers - numbers).sum()) != 0:  # a finite number less itself is 0, anything else NaN
+        raise OverflowError(BEYOND_FLOAT32)

@@ -66,16 +66,22 @@ class DeviceLowRank(DeviceCodec):
     def _iterate(self, matrix: Tensor, start: Tensor) -> tuple[list[bytes], Tensor]:
         """P and Q^T for the wire, and where the next round starts, shape (columns, rank)."""
         rank, place = start.shape[1], matrix.place
-        p = self._factors.narrow(_orthonormal(matrix @ start).flatten())
+        try:
+            p = self._factors.narrow(_orthonormal(matrix @ start).flatten())
+        except OverflowError:  # it has no element above 1, unless the product was infinite
+            raise _outside(matrix) from None
         q = matrix.T @ self._factors.widen(p.data.cast("B"), place).reshape([-1, rank])
         largest = q.abs().max(axis=0, keepdim=True)
         if not float(to_host(largest).max()) * rank <= np.finfo(np.float32).max:
-            raise OverflowError(
-                f"a matrix with the largest magnitude {float(to_host(matrix.abs().max())):g} has a product outside float32"
-            )
+            raise _outside(matrix)
         unit, length = _unit(q, largest)
         found = (length > number(FAINT, place) * length.max()).astype("float32")
         return [p.tobytes(), self._factors.narrow(q.T.flatten()).tobytes()], unit * found + start * (1 - found)
+
+
+def _outside(matrix: Tensor) -> OverflowError:
+    largest = float(to_host(matrix.abs().max()))
+    return OverflowError(f"a matrix with the largest magnitude {largest:g} has a product outside float32")
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:

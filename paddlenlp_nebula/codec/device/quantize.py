@@ -9,7 +9,7 @@ import paddle
 
 from paddlenlp_nebula.codec.codec import Layout, Turn
 from paddlenlp_nebula.codec.device.blocks import pack, rows, unpack
-from paddlenlp_nebula.codec.device.codec import DeviceCodec
+from paddlenlp_nebula.codec.device.codec import DeviceCodec, check_finite
 from paddlenlp_nebula.codec.device.transfer import DeviceState, Place, Tensor, number, to_device, to_host
 from paddlenlp_nebula.codec.quantize import Quantization
 
@@ -39,6 +39,8 @@ class DeviceQuantization(DeviceCodec):
             scales.append(scale.flatten())
             octets.append(pack(self._codes(block, scale, noise), self.host.bits).flatten())
         parts = to_host(paddle.concat(scales)), to_host(paddle.concat(octets).astype("uint8"))
+        if (parts[0] == self.host.scale_range[1]).any():  # only what is infinite, or nearly so, has it
+            check_finite(vector)
         return memoryview(b"".join((parts[0].astype("<f4", copy=False).tobytes(), parts[1].tobytes())))
 
     def decode(self, payload: memoryview, layout: Layout, place: Place) -> Tensor:

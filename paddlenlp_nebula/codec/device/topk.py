@@ -7,7 +7,7 @@ import paddle
 
 from paddlenlp_nebula.codec.codec import Layout, Turn
 from paddlenlp_nebula.codec.device.blocks import rows
-from paddlenlp_nebula.codec.device.codec import DeviceCodec
+from paddlenlp_nebula.codec.device.codec import DeviceCodec, check_finite
 from paddlenlp_nebula.codec.device.levels import device_values
 from paddlenlp_nebula.codec.device.sparse import add_at, zeros_but
 from paddlenlp_nebula.codec.device.transfer import DeviceState, Place, Tensor, to_device, to_host
@@ -37,7 +37,9 @@ class DeviceTopK(DeviceCodec):
             number, numel = chunks.shape
             kept = -(-grid.kept * numel // grid.chunk)
             places = paddle.topk(chunks.abs(), kept, axis=1, sorted=False)[1]
-            coded = self._values.encode(paddle.take_along_axis(chunks, places, axis=1))
+            chosen = paddle.take_along_axis(chunks, places, axis=1)
+            check_finite(chosen)  # the largest are among them
+            coded = self._values.encode(chosen)
             offsets = to_host(places.astype("int16" if grid.chunk <= 1 << 15 else "int32"))
             order = np.argsort(offsets, axis=1)
             sent = np.take_along_axis(coded.sent, order, axis=1)
