@@ -70,7 +70,7 @@ def merge_products(
         a, float32, shape (in, rank), and b, float32, shape (rank, out).
 
     Raises:
-        ValueError: shapes that do not fit each other, or numbers that are not finite.
+        ValueError: shapes that do not fit each other, or numbers that are not finite, now or once merged.
     """
     factors = [Factors(*member) for member in factors]
     _check(factors, weights, rank, scaling)
@@ -94,7 +94,10 @@ def merge_products(
     b = np.zeros((rank, right.shape[0]), dtype=np.float32)
     if count:
         b[:count] = combine(right, np.ascontiguousarray((rows * (sign / length)[:, None]).T)).T
-    return combine(left, np.ascontiguousarray(columns)), b
+    a = combine(left, np.ascontiguousarray(columns))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ValueError("the merged factors must fit into float32, got larger ones: the members' are too large")
+    return a, b
 
 
 def _check(factors: Sequence[Factors], weights: Sequence[float], rank: int, scaling: float) -> None:

@@ -233,3 +233,11 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         merge_products(members, weights, rank, scaling)
+
+
+def test_merged_factors_beyond_float32_are_refused() -> None:
+    """The large product is to be written with columns of A as short as the first member's."""
+    small = Factors(np.full((4, 1), 1e-12, np.float32), np.full((1, 3), 1e-8, np.float32), 1.0)
+    large = Factors(np.full((4, 2), 1e20, np.float32), np.full((2, 3), 1e30, np.float32), 1.0)
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match="the merged factors must fit into float32"):
+        merge_products([small, large], [0.5, 0.5], 1, 1.0)
