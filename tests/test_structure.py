@@ -38,6 +38,7 @@ LAYERS = [
     ["checkpoint"],
     ["rounds"],
     ["farewell"],
+    ["distill"],
     ["callback"],
     ["trainer"],
     ["__init__"],  # the public names, from anywhere above

@@ -1,0 +1,101 @@
+"""From a teacher's outputs to what it tells, on its device: only the small result is copied from there."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import paddle
+import paddle.nn.functional as F
+
+from paddlenlp_nebula.distill.knowledge.knowledge import Arrays
+from paddlenlp_nebula.distill.knowledge.soft_labels import NO_MASS
+from paddlenlp_nebula.distill.losses.divergence import log_tail
+from paddlenlp_nebula.distill.places import Places
+from paddlenlp_nebula.tensors import Tensor
+
+__all__ = ["basis", "most_probable", "soft_labels", "vectors"]
+
+
+@paddle.no_grad()  # type: ignore[untyped-decorator]
+def soft_labels(logits: Tensor, places: Places, kept: int, tau: float) -> Arrays:
+    """The most probable tokens of each position, and the mass of all others: the arrays of `LogitsTopK`.
+
+    Args:
+        logits: any floating dtype, shape (samples, length, V), cut to the shared vocabulary.
+        places: which positions count.
+        kept: K; V if that is less.
+        tau: temperature.
+
+    Raises:
+        NebulaError: a logit is not finite; it names sample and position.
+    """
+    rows = places.rows(logits).astype("float32")
+    places.check_finite(rows, "logits")
+    kept = min(kept, rows.shape[-1])
+    if places.count == 0:
+        return _arrays(np.zeros((0, kept)), np.zeros((0, kept)), np.zeros(0))
+    scores = rows / tau
+    values, ids = paddle.topk(scores, kept, axis=-1)
+    values = (values - paddle.logsumexp(scores, axis=-1, keepdim=True)).clip(min=NO_MASS)
+    return _arrays(ids.numpy(), values.numpy(), log_tail(scores, ids).numpy())
+
+
+def _arrays(ids: npt.NDArray[Any], values: npt.NDArray[Any], tail: npt.NDArray[Any]) -> Arrays:
+    return {
+        "ids": ids.astype(np.int32),
+        "log_probabilities": values.astype(np.float32),
+        "log_tail": tail.astype(np.float32),
+    }
+
+
+@paddle.no_grad()  # type: ignore[untyped-decorator]
+def most_probable(logits: Tensor, places: Places) -> Arrays:
+    """The most probable token or class of each position: the array of `Labels`.
+
+    Arguments and errors as for `soft_labels`.
+    """
+    rows = places.rows(logits).astype("float32")
+    places.check_finite(rows, "logits")
+    return {"labels": rows.argmax(axis=-1).numpy().astype(np.int32)}
+
+
+@paddle.no_grad()  # type: ignore[untyped-decorator]
+def vectors(outputs: dict[str, Tensor], places: Places, rank: int = 0) -> Arrays:
+    """Layers' outputs as rows: the arrays of `Hidden` or `AttentionRelations`.
+
+    Args:
+        outputs: name -> tensor, any floating dtype, shape (samples, length, width).
+        places: which positions count.
+        rank: R of ``lowrank``; 0 for the whole width.
+
+    Returns:
+        Name -> float32, shape (rows, width or R).
+
+    Raises:
+        NebulaError: a number is not finite; it names output, sample and position.
+    """
+    arrays: Arrays = {}
+    for name, output in outputs.items():
+        rows = places.rows(output).astype("float32")
+        places.check_finite(rows, name)
+        if 0 < rank < rows.shape[-1]:
+            rows = F.linear(rows, paddle.to_tensor(basis(rows.shape[-1], rank), place=rows.place))
+        arrays[name] = rows.numpy()
+    return arrays
+
+
+@lru_cache(maxsize=8)
+def basis(width: int, rank: int) -> npt.NDArray[np.float32]:
+    """A fixed random basis to project on, float32, shape (width, rank).
+
+    Orthogonal columns of length sqrt(width / rank), so that the squared length of a projected vector is in the mean
+    that of the vector (Johnson and Lindenstrauss 1984; the numbers are our choice). It is the teacher's alone, the same
+    in every run, so that cached answers stay valid.
+    """
+    draw = np.random.default_rng([width, rank]).standard_normal((width, rank))
+    columns, _ = np.linalg.qr(draw)
+    scaled: npt.NDArray[np.float32] = (columns * np.sqrt(width / rank)).astype(np.float32)
+    return scaled

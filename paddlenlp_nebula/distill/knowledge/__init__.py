@@ -1,0 +1,1 @@
+"""What a teacher tells, and how it travels."""
