@@ -84,6 +84,8 @@ class Courier:
             os.close(self._bell)
             if self.channel is not None:
                 self.channel.close()
+            if self._far is not None and Courier.exchange.pop(str(self.port), None) is not None:
+                self._far.close()  # nobody has come for it: with the one that accepts the port is gone
 
 
 @pytest.fixture
