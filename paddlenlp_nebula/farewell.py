@@ -83,6 +83,8 @@ class FarewellHook:
         raise SystemExit(128 + number)
 
     def _at_exit(self) -> None:
+        if self._handles_sigterm:  # it is ending already; another request would only cut the goodbye short
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._leave(TERMINATED if self._terminated else "its process ended before its training did")
 
 

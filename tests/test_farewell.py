@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -54,3 +56,22 @@ def test_when_the_checkpoint_has_come_nothing_follows(default: None, monkeypatch
     signal.raise_signal(signal.SIGTERM)
     hook.remove()
     time.sleep(0.3)
+
+
+def test_another_request_does_not_cut_the_goodbye_short() -> None:
+    script = """
+import signal
+from paddlenlp_nebula.farewell import FarewellHook
+
+def leave(reason):
+    print(reason, flush=True)
+    signal.raise_signal(signal.SIGTERM)
+    print("said", flush=True)
+
+hook = FarewellHook(leave)
+signal.raise_signal(signal.SIGTERM)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ended.stdout.splitlines() == [TERMINATED, "said"], ended.stderr
+    assert ended.stderr == ""
+    assert ended.returncode == 143
