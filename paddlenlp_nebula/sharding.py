@@ -1,4 +1,4 @@
-"""Each cluster's own part of a dataset: seeded, disjoint and complete."""
+"""Each cluster's own part of a dataset, seeded, disjoint and complete; and its order, which a resume finds again."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from paddle.io import Dataset, IterableDataset
+from paddle.io import BatchSampler, Dataset, DistributedBatchSampler, IterableDataset, RandomSampler
 
 from paddlenlp_nebula.errors import ConfigurationError
 
-__all__ = ["ClusterShard", "IterableClusterShard", "shard_dataset"]
+__all__ = ["ClusterShard", "EpochBatchSampler", "IterableClusterShard", "shard_dataset", "with_known_order"]
 
 
 class ClusterShard(Dataset):
@@ -80,3 +80,36 @@ def shard_dataset(dataset: Any, cluster_index: int, clusters: int, seed: int) ->
     if isinstance(dataset, IterableDataset):
         return IterableClusterShard(dataset, cluster_index, clusters)
     return ClusterShard(dataset, cluster_index, clusters, seed)
+
+
+class EpochBatchSampler(DistributedBatchSampler):
+    """Batches of one process in an order that depends on the seed and on the epoch alone; the Trainer says which epoch it is.
+
+    Args:
+        dataset: of known length.
+        batch_size: samples.
+        drop_last: leave out an incomplete last batch.
+        seed: another one shuffles otherwise.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int, *, drop_last: bool, seed: int) -> None:
+        super().__init__(dataset, batch_size, num_replicas=1, rank=0, shuffle=True, drop_last=drop_last)
+        self._seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle for this epoch."""
+        super().set_epoch(int(np.random.SeedSequence([self._seed % 2**64, epoch]).generate_state(1)[0]))
+
+
+def with_known_order(sampler: Any, dataset: Any, seed: int) -> Any:
+    """In the place of a sampler that shuffles by NumPy's random state of the moment, which no checkpoint brings back.
+
+    Args:
+        sampler: the Trainer's; one of another sort is returned as it is.
+        dataset: that it samples.
+        seed: of the order.
+    """
+    if type(sampler) is not BatchSampler or not isinstance(sampler.sampler, RandomSampler):
+        return sampler
+    return EpochBatchSampler(dataset, sampler.batch_size, drop_last=sampler.drop_last, seed=seed)

@@ -21,7 +21,7 @@ from paddlenlp_nebula.farewell import telling_the_others
 from paddlenlp_nebula.link.handshake import check_same
 from paddlenlp_nebula.rounds.base import keeps_state
 from paddlenlp_nebula.run import Run
-from paddlenlp_nebula.sharding import ClusterShard, shard_dataset
+from paddlenlp_nebula.sharding import ClusterShard, shard_dataset, with_known_order
 
 __all__ = ["NebulaTrainer", "NebulaTrainerMixin"]
 
@@ -77,6 +77,15 @@ class NebulaTrainerMixin:
         finally:
             self.args.max_steps = planned
             self.nebula_callback.close()
+
+    def _get_train_sampler(self) -> Any:
+        """In one process, too, an order that a resume finds again: see `with_known_order`."""
+        return with_known_order(super()._get_train_sampler(), self.train_dataset, self.args.seed)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        """And the random state: at the end of an epoch the Trainer, which has nothing to skip, does not load it."""
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        self._load_rng_state(checkpoint)  # type: ignore[attr-defined]
 
     def _agree_on_steps(self, run: Run) -> int:
         """The number of steps for everybody: the longest plan, so that no cluster's data is cut short."""

@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paddle.io import Dataset, IterableDataset
+from paddle.io import BatchSampler, Dataset, DistributedBatchSampler, IterableDataset
 
 from paddlenlp_nebula.errors import ConfigurationError
-from paddlenlp_nebula.sharding import ClusterShard, IterableClusterShard, shard_dataset
+from paddlenlp_nebula.sharding import (
+    ClusterShard,
+    EpochBatchSampler,
+    IterableClusterShard,
+    shard_dataset,
+    with_known_order,
+)
 
 
 class Numbers(Dataset):  # type: ignore[misc]
@@ -78,3 +84,30 @@ def test_iterable_shards(clusters: int) -> None:
 @pytest.mark.parametrize("dataset", [Numbers(5), Stream()])
 def test_one_cluster_keeps_its_dataset(dataset: Any) -> None:
     assert shard_dataset(dataset, 0, 1, 0) is dataset
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_order_is_that_of_the_seed_and_the_epoch(drop_last: bool) -> None:
+    def order(seed: int, epoch: int) -> list[list[int]]:
+        theirs = BatchSampler(Numbers(10), shuffle=True, batch_size=4, drop_last=drop_last)
+        sampler = with_known_order(theirs, Numbers(10), seed)
+        assert isinstance(sampler, EpochBatchSampler)
+        assert len(sampler) == len(theirs)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    batches = order(-7, 0)
+    assert [len(batch) for batch in batches] == ([4, 4] if drop_last else [4, 4, 2])
+    assert len({index for batch in batches for index in batch}) == (8 if drop_last else 10)
+    assert order(-7, 0) == batches
+    assert order(-7, 1) != batches != order(7, 0)
+
+
+def test_samplers_of_another_sort_stay() -> None:
+    others = [
+        None,
+        BatchSampler(Numbers(4), batch_size=2),
+        DistributedBatchSampler(Numbers(4), 2, num_replicas=2, rank=0, shuffle=True),
+    ]
+    for sampler in others:
+        assert with_known_order(sampler, Numbers(4), 0) is sampler

@@ -58,7 +58,7 @@ class Counted(Numbers):
 
 
 @pytest.mark.parametrize(("step", "exact"), [(1, True), (2, False), (3, False)])
-def test_a_resume_is_exact_within_the_first_epoch_only(tmp_path: Path, step: int, exact: bool) -> None:
+def test_a_plain_trainers_resume_is_exact_within_the_first_epoch_only(tmp_path: Path, step: int, exact: bool) -> None:
     args = TrainingArguments(
         output_dir=str(tmp_path),
         device="cpu",

@@ -27,6 +27,18 @@ _CASES = {
         "nebula": {"sync_data": "shard"},
         "train": {**_SAVING, "evaluation_strategy": "steps", "eval_steps": 3},
     },
+    "later-epoch": {  # of two steps
+        "model": "mlp-dropout",
+        "items": 16,
+        "nebula": {"sync_data": "shard"},
+        "train": _SAVING,
+    },
+    "epoch-end": {  # after three steps
+        "model": "mlp-dropout",
+        "items": 24,
+        "nebula": {"sync_data": "shard"},
+        "train": _SAVING,
+    },
     "lora": {
         "model": "lora",
         "items": 64,
