@@ -141,10 +141,12 @@ class Switchboard:
             line.reaches.discard(sender)
             if any(sender == other.cluster for other in self.lines):
                 return  # we see ourselves whether it is
+            self.ports.pop(sender, None)
         if kind is Kind.LEAVE:
             if not body.get("stays"):
                 self._goodbyes.add((sender, to))
                 line.reaches.discard(sender)  # of its end we will not be told again
+                self.ports.pop(sender, None)
             if to == self.cluster and body.get("deliberate"):
                 self._complete.add(sender)
         if to != self.cluster:
@@ -192,14 +194,17 @@ class Switchboard:
                 other.send(Kind.WELCOME, {"arrived": arrived, "run": self.facts})
 
     def _forget(self, cluster: str) -> None:
-        """It has come (again): what was said in an earlier life does not matter any more."""
+        """It has come (again): what was said in an earlier life does not matter any more.
+
+        Its port goes when it goes: what comes may be one more line to a cluster that another door has relayed one of.
+        """
         self._goodbyes = {pair for pair in self._goodbyes if cluster not in pair}
-        self.ports.pop(cluster, None)
 
     def _lose(self, line: Line, reason: str) -> None:
         """A cluster's line is no more: tell those who have it through us alone."""
         self.lines.remove(line)
         gone = str(line.cluster)
+        self.ports.pop(gone, None)
         # After a goodbye a closed connection is no news.
         if (gone, self.cluster) not in self._goodbyes and not self.closing:
             self._report(Event(Kind.GONE, gone, {"reason": reason}))

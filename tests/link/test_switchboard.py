@@ -247,6 +247,25 @@ def test_a_port_of_an_earlier_life_is_not_used() -> None:
     assert board.ports == {}
 
 
+def test_a_port_that_was_relayed_is_kept_when_a_line_of_its_own_follows() -> None:
+    board = Board("cedar")
+    amber = board.led_up("amber", "amber", "birch", "cedar", run=OPEN)
+    board.facts = OPEN
+    board.says(amber, Kind.PORT, **{"from": "birch", "to": "cedar", "port": "new"})
+    board.led_up("birch", run=OPEN)
+    assert board.ports == {"birch": "new"}
+
+
+def test_a_port_goes_with_its_cluster_that_another_door_has_relayed() -> None:
+    board = Board("cedar")
+    amber = board.led_up("amber", "amber", "birch", "cedar", run=OPEN)
+    board.facts = OPEN
+    for kind, more in ((Kind.GONE, {"reason": "it died"}), (Kind.LEAVE, {"reason": "it failed", "deliberate": False})):
+        board.says(amber, Kind.PORT, **{"from": "birch", "to": "cedar", "port": "old"})
+        board.says(amber, kind, **{"from": "birch", "to": "cedar", **more})
+        assert board.ports == {}
+
+
 def test_who_has_completed_its_training_must_come_again_later() -> None:
     board = Board("amber")
     line = board.knocked("birch")
