@@ -24,7 +24,7 @@ from paddlenlp_nebula.launch.roster import Roster
 from paddlenlp_nebula.security.throwaway import throw_away
 from tests.support.wan import Site, WideArea
 
-__all__ = ["MARK", "ROOT", "Job", "Stage", "Zygote", "marked", "nothing_left", "until"]
+__all__ = ["MARK", "ROOT", "Job", "Stage", "Zygote", "all_end_together", "marked", "nothing_left", "until"]
 
 ROOT = Path(__file__).parents[2]
 MARK = "NEBULA_TEST_CASE"  # in the environment of whatever a job starts
@@ -142,6 +142,19 @@ class Job:
         if stamp is None:
             return None
         return datetime.datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S").timestamp() + int(stamp[2]) / 1000
+
+    def parted_after(self, other: Job, since: float, within_s: float = 40.0) -> float:
+        """How long after ``since`` it logs that it has lost the other one, seconds; waited for."""
+        pattern = f"nebula: cluster '{other.cluster}' was lost"
+        return float(until(lambda: self.told_at(pattern), within_s, f"{self.cluster} logs the loss")) - since
+
+    def back_after(self, since: float, within_s: float = 60.0) -> float:
+        """How long after ``since`` it logs that somebody is back, seconds; waited for."""
+        pattern = r"nebula: cluster '\w+' is back at exchange"
+        return (
+            float(until(lambda: self.told_at(pattern), within_s, f"{self.cluster} logs the return:\n{self.tail()}"))
+            - since
+        )
 
     def last_word_at(self) -> float:
         """When it last wrote to its log; with Paddle loaded, an interpreter takes seconds more to end."""
@@ -298,6 +311,29 @@ class Stage:
             return f"{self.wan['west'].address}:{self._port}"
         with socket.create_server(("127.0.0.1", 0)) as free:
             return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def all_end_together(*jobs: Job, steps: int, newcomer: str | None = None) -> None:
+    """Assert that jobs that have parted once end with the same parameters, and that both reports tell of the return.
+
+    Args:
+        jobs: all jobs of the case.
+        steps: that they end with.
+        newcomer: the cluster that comes back, if that is known.
+    """
+    for job in jobs:
+        assert job.finished(steps, within_s=120)
+    reports = [job.report() for job in jobs]
+    names = [job.cluster for job in jobs]
+    assert [report["members"] for report in reports] == [names] * len(jobs)
+    assert [report["status"] for report in reports] == ["done"] * len(jobs)
+    assert len({report["parameter_digest"] for report in reports}) == 1
+    for job, report in zip(jobs, reports, strict=True):
+        returned = [event for event in report["events"] if event["what"] == "returned"]
+        assert len(returned) == 1, (job.cluster, report["events"])
+        assert newcomer in (None, returned[0]["cluster"])
+        assert sum("is back at exchange" in sentence for sentence in report["degradations"]) == 1
+    nothing_left(*jobs)
 
 
 def nothing_left(*jobs: Job, killed: bool = False, within_s: float = 5.0) -> None:

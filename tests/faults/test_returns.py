@@ -10,34 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.figures import Book
-from tests.faults.jobs import Job, Stage, nothing_left, until
+from tests.faults.jobs import Stage, all_end_together, nothing_left, until
 from tests.support.wan import WideArea
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180, func_only=True)]
 STEPS = 250  # at 0.1 s they outlast every return
 TOGETHER = ["west", "east"]
-
-
-def back(job: Job, since: float, within_s: float = 60.0) -> float:
-    """How long after ``since`` a job's log says that somebody is back."""
-    pattern = r"nebula: cluster '\w+' is back at exchange"
-    return float(until(lambda: job.told_at(pattern), within_s, f"{job.cluster} logs the return:\n{job.tail()}")) - since
-
-
-def all_end_together(*jobs: Job, newcomer: str | None = None, killed: bool = False) -> None:
-    """With the same parameters, and both reports tell of the return."""
-    for job in jobs:
-        assert job.finished(STEPS, within_s=90)
-    reports = [job.report() for job in jobs]
-    assert [report["members"] for report in reports] == [TOGETHER, TOGETHER]
-    assert [report["status"] for report in reports] == ["done", "done"]
-    assert reports[0]["parameter_digest"] == reports[1]["parameter_digest"]
-    for job, report in zip(jobs, reports, strict=True):
-        returned = [event for event in report["events"] if event["what"] == "returned"]
-        assert len(returned) == 1, (job.cluster, report["events"])
-        assert newcomer in (None, returned[0]["cluster"])
-        assert sum("is back at exchange" in sentence for sentence in report["degradations"]) == 1
-    nothing_left(*jobs, killed=killed)
 
 
 @pytest.mark.parametrize("at", ["east", pytest.param("west", marks=pytest.mark.slow)])
@@ -47,8 +25,8 @@ def test_courier_killed(one_machine: Stage, tmp_path: Path, book: Book, at: str)
         hurt.reach(8)
         began = time.time()
         hurt.process("courier").send_signal(signal.SIGKILL)
-        seconds = max(back(job, began) for job in jobs)
-        all_end_together(*jobs)
+        seconds = max(job.back_after(began) for job in jobs)
+        all_end_together(*jobs, steps=STEPS)
         book.note(f"SIGKILL of the courier of {at}: return", seconds=seconds, limit_s=None, outcome="together again")
 
 
@@ -92,8 +70,8 @@ def test_trainer_killed_and_started_anew(
         until(lambda: other.find(lost), 20, f"{other.cluster} logs the loss")
         began = time.time()
         one_machine.again(hurt)
-        seconds = max(back(job, began) for job in jobs)
-        all_end_together(*jobs, newcomer=at)
+        seconds = max(job.back_after(began) for job in jobs)
+        all_end_together(*jobs, steps=STEPS, newcomer=at)
         assert hurt.find("the run has begun without this cluster")
         book.note(
             f"SIGKILL of the trainer of {at}, started anew ({strategy[0]})",
@@ -117,13 +95,8 @@ def test_stopped_for_eight_seconds(one_machine: Stage, tmp_path: Path, book: Boo
             time.sleep(3)
         finally:
             hurt.process("trainer").send_signal(signal.SIGCONT)
-        seconds = max(back(job, time.time()) for job in jobs)
-        for job in jobs:
-            assert job.finished(600, within_s=120)
-        reports = [job.report() for job in jobs]
-        assert reports[0]["parameter_digest"] == reports[1]["parameter_digest"]
-        assert [report["members"] for report in reports] == [TOGETHER, TOGETHER]
-        nothing_left(*jobs)
+        seconds = max(job.back_after(time.time()) for job in jobs)
+        all_end_together(*jobs, steps=600)
         book.note(f"SIGSTOP of the trainer of {at} for 8 s: return", seconds=seconds, limit_s=None, outcome="together")
 
 
@@ -140,11 +113,6 @@ def test_link_cut_for_fifteen_seconds(stage: Stage, wan: WideArea, tmp_path: Pat
         finally:
             wan.restore()
         began = time.time()
-        seconds = max(back(job, began) for job in jobs)
-        for job in jobs:
-            assert job.finished(500, within_s=120)
-        reports = [job.report() for job in jobs]
-        assert reports[0]["parameter_digest"] == reports[1]["parameter_digest"]
-        assert [report["members"] for report in reports] == [TOGETHER, TOGETHER]
-        nothing_left(*jobs)
+        seconds = max(job.back_after(began) for job in jobs)
+        all_end_together(*jobs, steps=500)
         book.note("15 s cut of the link: return", seconds=seconds, limit_s=None, outcome="together again")
