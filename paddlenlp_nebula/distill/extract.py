@@ -14,12 +14,14 @@ from paddlenlp_nebula.distill.knowledge.knowledge import Arrays
 from paddlenlp_nebula.distill.knowledge.soft_labels import NO_MASS
 from paddlenlp_nebula.distill.losses.divergence import log_tail
 from paddlenlp_nebula.distill.places import Places
+from paddlenlp_nebula.distill.precision import full_precision
 from paddlenlp_nebula.tensors import Tensor
 
 __all__ = ["basis", "most_probable", "soft_labels", "vectors"]
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
+@full_precision
 def soft_labels(logits: Tensor, places: Places, kept: int, tau: float) -> Arrays:
     """The most probable tokens of each position, and the mass of all others: the arrays of `LogitsTopK`.
 
@@ -52,6 +54,7 @@ def _arrays(ids: npt.NDArray[Any], values: npt.NDArray[Any], tail: npt.NDArray[A
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
+@full_precision
 def most_probable(logits: Tensor, places: Places) -> Arrays:
     """The most probable token or class of each position: the array of `Labels`.
 
@@ -63,6 +66,7 @@ def most_probable(logits: Tensor, places: Places) -> Arrays:
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
+@full_precision
 def vectors(outputs: dict[str, Tensor], places: Places, rank: int = 0) -> Arrays:
     """Layers' outputs as rows: the arrays of `Hidden` or `AttentionRelations`.
 

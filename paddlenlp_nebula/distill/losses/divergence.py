@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import paddle
 
 from paddlenlp_nebula.distill.knowledge.soft_labels import NO_MASS
+from paddlenlp_nebula.distill.precision import full_precision
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.tensors import Tensor
 
@@ -53,6 +54,7 @@ class SoftLabels:
     tau: float = 1.0
 
 
+@full_precision
 def kl(student: Tensor, teacher: Tensor | SoftLabels, tau: float = 1.0) -> Tensor:
     """tau^2 KL(teacher || student) at temperature tau.
 
@@ -73,6 +75,7 @@ def kl(student: Tensor, teacher: Tensor | SoftLabels, tau: float = 1.0) -> Tenso
     return tau**2 * _relative_entropy(log_p, log_q)
 
 
+@full_precision
 def reverse_kl(student: Tensor, teacher: Tensor | SoftLabels, tau: float = 1.0) -> Tensor:
     """tau^2 KL(student || teacher): it seeks the teacher's modes (Gu et al. 2023, MiniLLM, arXiv 2306.08543).
 
@@ -82,6 +85,7 @@ def reverse_kl(student: Tensor, teacher: Tensor | SoftLabels, tau: float = 1.0) 
     return tau**2 * _relative_entropy(log_q, log_p)
 
 
+@full_precision
 def jensen_shannon(student: Tensor, teacher: Tensor | SoftLabels, tau: float = 1.0, beta: float = 0.5) -> Tensor:
     """tau^2 (beta KL(teacher || M) + (1 - beta) KL(student || M)), M = beta teacher + (1 - beta) student.
 
@@ -98,6 +102,7 @@ def jensen_shannon(student: Tensor, teacher: Tensor | SoftLabels, tau: float = 1
     return tau**2 * (beta * _relative_entropy(log_p, log_m) + (1.0 - beta) * _relative_entropy(log_q, log_m))
 
 
+@full_precision
 def cross_entropy(student: Tensor, labels: Tensor) -> Tensor:
     """-log softmax(student)[label]; rows whose label is `IGNORED` are left out.
 

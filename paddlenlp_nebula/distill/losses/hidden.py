@@ -5,6 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from paddlenlp_nebula.distill.precision import full_precision
 from paddlenlp_nebula.tensors import Tensor
 
 __all__ = ["Projection", "cosine", "squared_error"]
@@ -24,11 +25,13 @@ class Projection(nn.Layer):
         super().__init__()
         self.linear = nn.Linear(student_width, teacher_width, bias_attr=False)
 
+    @full_precision
     def forward(self, hidden: Tensor) -> Tensor:
         """Shape (rows, student_width), any floating dtype, to float32, shape (rows, teacher_width)."""
         return paddle.matmul(hidden.astype("float32"), self.linear.weight.astype("float32"))
 
 
+@full_precision
 def squared_error(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean over the width of (student - teacher)^2 (TinyBERT, equation 8).
 
@@ -42,6 +45,7 @@ def squared_error(student: Tensor, teacher: Tensor) -> Tensor:
     return (student.astype("float32") - teacher.detach().astype("float32")).square().mean(axis=-1)
 
 
+@full_precision
 def cosine(student: Tensor, teacher: Tensor) -> Tensor:
     """1 - cosine of the angle between them (DistilBERT, Sanh et al. 2019, arXiv 1910.01108); 1 if one is zero.
 

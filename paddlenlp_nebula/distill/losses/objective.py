@@ -12,6 +12,7 @@ from paddlenlp_nebula.distill.losses.divergence import SoftLabels, mean
 from paddlenlp_nebula.distill.losses.relations import relation_kl
 from paddlenlp_nebula.distill.losses.spec import Term
 from paddlenlp_nebula.distill.places import Places
+from paddlenlp_nebula.distill.precision import full_precision
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.tensors import Tensor
 
@@ -42,6 +43,7 @@ class Objective(nn.Layer):
             {_pair(pair): hidden.Projection(student_width, teacher_width) for pair in pairs}
         )
 
+    @full_precision
     def forward(
         self,
         student: Mapping[str, Tensor],

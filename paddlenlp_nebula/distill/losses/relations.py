@@ -10,12 +10,14 @@ import paddle
 
 from paddlenlp_nebula.distill.losses.divergence import NEVER, log_softmax
 from paddlenlp_nebula.distill.places import Places
+from paddlenlp_nebula.distill.precision import full_precision
 from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.tensors import Tensor
 
 __all__ = ["relation_kl"]
 
 
+@full_precision
 def relation_kl(student: Tensor, teacher: Tensor, places: Places, heads: int) -> Tensor:
     """Mean over relation heads of KL(teacher's relation || student's relation), of queries, keys or values.
 
