@@ -45,7 +45,7 @@ class Grid:
     Attributes:
         numel: elements of the vector.
         kept: K, from 1 to ``chunk``.
-        chunk: CHUNK, at most 65536.
+        chunk: CHUNK, at most 2^31 (a vocabulary, say; top-k's is at most 65536).
     """
 
     numel: int

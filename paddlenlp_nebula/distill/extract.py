@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,14 +11,50 @@ import numpy.typing as npt
 import paddle
 import paddle.nn.functional as F
 
-from paddlenlp_nebula.distill.knowledge.knowledge import Arrays
-from paddlenlp_nebula.distill.knowledge.soft_labels import NO_MASS
-from paddlenlp_nebula.distill.losses.divergence import log_tail
+from paddlenlp_nebula.distill.knowledge.knowledge import Arrays, Knowledge
+from paddlenlp_nebula.distill.knowledge.soft_labels import LogitsTopK
+from paddlenlp_nebula.distill.knowledge.tokens import Labels
+from paddlenlp_nebula.distill.knowledge.vectors import Hidden, Vectors
+from paddlenlp_nebula.distill.losses.divergence import outcomes
 from paddlenlp_nebula.distill.places import Places
 from paddlenlp_nebula.distill.precision import full_precision
+from paddlenlp_nebula.errors import NebulaError
 from paddlenlp_nebula.tensors import Tensor
 
-__all__ = ["basis", "most_probable", "soft_labels", "vectors"]
+__all__ = ["basis", "most_probable", "soft_labels", "tell", "vectors"]
+
+
+def tell(kinds: Sequence[Knowledge], outputs: Mapping[str, Any], places: Places) -> Arrays:
+    """All that is asked for, as arrays to encode.
+
+    Args:
+        kinds: of knowledge.
+        outputs: the teacher's: ``logits``, cut to the shared vocabulary, shape (samples, length, V); layers' outputs by
+            name (``hidden.3``, ``q.6``); ``sequence`` and ``lengths`` as arrays.
+        places: which positions count.
+
+    Raises:
+        NebulaError: an output is missing or not finite.
+    """
+    arrays: Arrays = {}
+    for kind in kinds:
+        needed = ("logits",) if isinstance(kind, LogitsTopK | Labels) else kind.names()
+        missing = [name for name in needed if name not in outputs]
+        if missing:
+            raise NebulaError(
+                f"{kind.spec} needs the teacher's {', '.join(missing)}, got {', '.join(outputs)}: does this model have "
+                "such a layer?"
+            )
+        if isinstance(kind, LogitsTopK):
+            arrays |= soft_labels(outputs["logits"], places, kind.kept, kind.tau)
+        elif isinstance(kind, Labels):
+            arrays |= most_probable(outputs["logits"], places)
+        elif isinstance(kind, Vectors):
+            rank = kind.rank if isinstance(kind, Hidden) else 0
+            arrays |= vectors({name: outputs[name] for name in needed}, places, rank)
+        else:
+            arrays |= {name: outputs[name] for name in needed}
+    return arrays
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
@@ -40,9 +77,9 @@ def soft_labels(logits: Tensor, places: Places, kept: int, tau: float) -> Arrays
     if places.count == 0:
         return _arrays(np.zeros((0, kept)), np.zeros((0, kept)), np.zeros(0))
     scores = rows / tau
-    values, ids = paddle.topk(scores, kept, axis=-1)
-    values = (values - paddle.logsumexp(scores, axis=-1, keepdim=True)).clip(min=NO_MASS)
-    return _arrays(ids.numpy(), values.numpy(), log_tail(scores, ids).numpy())
+    ids = paddle.topk(scores, kept, axis=-1)[1]
+    told = outcomes(scores, ids).numpy()
+    return _arrays(ids.numpy(), told[:, :-1], told[:, -1])
 
 
 def _arrays(ids: npt.NDArray[Any], values: npt.NDArray[Any], tail: npt.NDArray[Any]) -> Arrays:

@@ -25,8 +25,8 @@ __all__ = [
     "jensen_shannon",
     "kl",
     "log_softmax",
-    "log_tail",
     "mean",
+    "outcomes",
     "reverse_kl",
 ]
 
@@ -79,6 +79,9 @@ def kl(student: Tensor, teacher: Tensor | SoftLabels, tau: float = 1.0) -> Tenso
 def reverse_kl(student: Tensor, teacher: Tensor | SoftLabels, tau: float = 1.0) -> Tensor:
     """tau^2 KL(student || teacher): it seeks the teacher's modes (Gu et al. 2023, MiniLLM, arXiv 2306.08543).
 
+    Over soft labels it sees nothing of what the student does within the tail: they tell less here than for `kl`, the
+    more mass the student gives to tokens that the teacher did not name.
+
     Arguments, result and errors as for `kl`.
     """
     log_p, log_q = _outcomes(student, teacher, tau)
@@ -114,8 +117,9 @@ def cross_entropy(student: Tensor, labels: Tensor) -> Tensor:
         float32, shape (rows with a label,).
     """
     index = paddle.nonzero(labels != IGNORED).flatten()
-    log_q = log_softmax(paddle.gather(student, index).astype("float32"))
-    return -_at(log_q, paddle.gather(labels, index).unsqueeze(-1)).squeeze(-1)
+    scores = paddle.gather(student.astype("float32"), index)
+    chosen = _at(scores, paddle.gather(labels, index).unsqueeze(-1)).squeeze(-1)
+    return paddle.logsumexp(scores, axis=-1) - chosen
 
 
 def mean(loss: Tensor) -> Tensor:
@@ -126,14 +130,13 @@ def mean(loss: Tensor) -> Tensor:
 def _outcomes(student: Tensor, teacher: Tensor | SoftLabels, tau: float) -> tuple[Tensor, Tensor]:
     """Logarithms of the teacher's and the student's probabilities of the same outcomes, shape (rows, outcomes)."""
     scores = student.astype("float32") / tau
-    log_q = log_softmax(scores)
     if not isinstance(teacher, SoftLabels):
         if teacher.shape != student.shape:
             raise NebulaError(
                 f"teacher and student must give logits of one shape, got {list(teacher.shape)} and "
                 f"{list(student.shape)}: cut both to the shared vocabulary"
             )
-        return log_softmax(teacher.detach().astype("float32") / tau), log_q
+        return log_softmax(teacher.detach().astype("float32") / tau), log_softmax(scores)
     if teacher.tau != tau:
         raise NebulaError(f"soft labels given at temperature {teacher.tau:g} cannot be used at {tau:g}: ask for others")
     if teacher.ids.shape[0] != student.shape[0]:
@@ -142,8 +145,24 @@ def _outcomes(student: Tensor, teacher: Tensor | SoftLabels, tau: float) -> tupl
             "are they for another batch?"
         )
     log_p = paddle.concat([teacher.log_probabilities, teacher.log_tail.unsqueeze(-1)], axis=-1)
-    log_q = paddle.concat([_at(log_q, teacher.ids), log_tail(scores, teacher.ids).unsqueeze(-1)], axis=-1)
-    return log_p.detach(), log_q
+    return log_p.detach(), outcomes(scores, teacher.ids)
+
+
+def outcomes(scores: Tensor, ids: Tensor) -> Tensor:
+    """Logarithms of the probabilities of some tokens, and, last, of all others together, at least `NO_MASS`.
+
+    The tail is summed up, not taken as 1 minus the rest: that would leave a rounding error, maybe less than 0.
+
+    Args:
+        scores: logits over temperature, float32, shape (rows, V).
+        ids: int64, shape (rows, K), no token twice in a row.
+
+    Returns:
+        float32, shape (rows, K + 1).
+    """
+    others = scores + paddle.put_along_axis(paddle.zeros_like(scores).detach(), ids, NEVER, axis=1)
+    each = paddle.concat([_at(scores, ids), paddle.logsumexp(others, axis=-1, keepdim=True)], axis=-1)
+    return (each - paddle.logsumexp(scores, axis=-1, keepdim=True)).clip(min=NO_MASS)
 
 
 def log_softmax(scores: Tensor) -> Tensor:
@@ -153,20 +172,6 @@ def log_softmax(scores: Tensor) -> Tensor:
         scores: float32, shape (..., outcomes).
     """
     return scores - paddle.logsumexp(scores, axis=-1, keepdim=True)
-
-
-def log_tail(scores: Tensor, ids: Tensor) -> Tensor:
-    """Logarithm of the mass of all tokens but some, at least `NO_MASS`; float32, shape (rows,).
-
-    It is summed up, not taken as 1 minus the mass of those: that would leave a rounding error, maybe less than 0.
-
-    Args:
-        scores: logits over temperature, float32, shape (rows, V).
-        ids: of the others, int64, shape (rows, K).
-    """
-    without = paddle.put_along_axis(paddle.zeros_like(scores).detach(), ids, NEVER, axis=1)
-    tail = paddle.logsumexp(scores + without, axis=-1) - paddle.logsumexp(scores, axis=-1)
-    return tail.clip(min=NO_MASS)
 
 
 def _at(values: Tensor, ids: Tensor) -> Tensor:
