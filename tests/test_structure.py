@@ -143,7 +143,7 @@ def in_a_fresh_interpreter(program: str) -> str:
 
 
 LIGHT = ["arguments", "errors", "forking", "ledger.ledger", "codec.registry", "launch.roster", "cli.main"]
-LIGHT += ["distill.knowledge.registry", "distill.losses.spec"]
+LIGHT += ["distill.agreement", "distill.knowledge.registry", "distill.losses.spec"]
 LIGHT += [
     dotted(path)
     for path in MODULES

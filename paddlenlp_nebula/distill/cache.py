@@ -1,7 +1,7 @@
 """Answers on disk, so that a second epoch asks nobody.
 
 An SQLite file in WAL mode: what is written is whole or absent after any crash, and several processes may use it at
-once. (diskcache, the library for this, is no longer maintained and unpickles what it reads: CVE-2025-69872.) Each
+once, on one machine: SQLite's log does not work over a network file system. (diskcache, the library for this, is no longer maintained and unpickles what it reads: CVE-2025-69872.) Each
 answer has a checksum over its key and bytes, which finds damage, not malice: whoever may write here can change labels,
 though not run code.
 """
@@ -81,9 +81,10 @@ class AnswerCache:
         self._warn, self._warned = warn, set[str]()
         self._others_dropped = False
         self._lock = Lock()
+        self._file: sqlite3.Connection | None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._connection, self._inode = self._open()
+            self._file, self._inode = self._open()
         except (OSError, sqlite3.OperationalError) as error:
             raise NebulaError(f"answers are to be cached in {folder}, which cannot be written: {error}") from error
 
@@ -91,13 +92,14 @@ class AnswerCache:
         """The answer to a question, at whatever position of the data it was asked; None if it is not here."""
         key = identity.key
         with self._lock, self._minding_damage():
-            row = self._connection.execute("SELECT checksum, answer FROM answers WHERE key = ?", (key,)).fetchone()
+            connection = self._connection()
+            row = connection.execute("SELECT checksum, answer FROM answers WHERE key = ?", (key,)).fetchone()
             answer = _read(identity, *row) if row else None
             if answer is not None:
                 self.counts.hits += 1
                 return answer
             if row:
-                self._connection.execute("DELETE FROM answers WHERE key = ?", (key,))
+                connection.execute("DELETE FROM answers WHERE key = ?", (key,))
                 self._note_damage("an answer does not match its checksum")
         self.counts.misses += 1
         return None
@@ -108,7 +110,7 @@ class AnswerCache:
         with self._lock, self._minding_damage():
             if self._has_room(len(data)):
                 row = (key, answer.identity.source, _checksum(key, data), data)
-                self._connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", row)
+                self._connection().execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", row)
                 self.counts.stored += 1
                 here = True
             else:
@@ -119,22 +121,29 @@ class AnswerCache:
         return here
 
     def close(self) -> None:
-        """Nothing can be read or written from here on."""
+        """Nothing is found or kept from here on."""
         with self._lock:
-            self._connection.close()
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._file is None:
+            raise sqlite3.OperationalError("it is closed")
+        return self._file
 
     def _has_room(self, size: int) -> bool:
         """Whether an answer fits in, once others than ours have made room."""
         need = size + size // 32 + 16384  # pages are not filled to the last byte
         if self._used() + need > self._limit and not self._others_dropped:
             self._others_dropped = True
-            self._connection.execute("DELETE FROM answers WHERE source != ?", (self._source,))
+            self._connection().execute("DELETE FROM answers WHERE source != ?", (self._source,))
         return self._used() + need <= self._limit
 
     def _used(self) -> int:
         """Bytes of the file that hold something."""
         pages, free, size = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+            self._connection().execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")
         )
         return int((pages - free) * size)
@@ -178,23 +187,31 @@ class AnswerCache:
         try:
             yield
         except sqlite3.OperationalError as error:
-            self.counts.failed += 1
-            self._once("failed", f"{self._path} could not be read or written: {error}")
+            self._note_failure(str(error))
         except sqlite3.DatabaseError as error:
             self._note_damage(str(error))
             self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Set the file aside, unless another process has done so, and open the one that is there then."""
-        self._connection.close()
-        with _alone(self._path):
-            if self._path.exists() and self._path.stat().st_ino == self._inode:
-                self._set_aside()
-        self._connection, self._inode = self._open()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        try:
+            with _alone(self._path):
+                if self._path.exists() and self._path.stat().st_ino == self._inode:
+                    self._set_aside()
+            self._file, self._inode = self._open()
+        except (OSError, sqlite3.Error) as error:  # do without it from here on
+            self._note_failure(str(error))
 
     def _note_damage(self, what: str) -> None:
         self.counts.damaged += 1
         self._once("damaged", f"{self._path} is damaged ({what}): what is damaged is dropped and asked for again")
+
+    def _note_failure(self, what: str) -> None:
+        self.counts.failed += 1
+        self._once("failed", f"{self._path} could not be read or written: {what}")
 
     def _once(self, sort: str, sentence: str) -> None:
         if sort not in self._warned:

@@ -221,6 +221,30 @@ def test_what_cannot_be_written_is_counted_and_training_goes_on(tmp_path: Path, 
     assert cache.put(answer(1))
 
 
+def test_a_closed_one_finds_nothing_and_harms_nothing(tmp_path: Path) -> None:
+    cache, warnings = opened(tmp_path)
+    cache.put(answer(1))
+    cache.close()
+    cache.close()
+    assert not cache.put(answer(2))
+    assert found(cache, 1) is None
+    assert (cache.counts.failed, cache.counts.damaged, len(warnings)) == (2, 0, 1)
+    assert found(opened(tmp_path)[0], 1) is not None
+
+
+def test_damage_that_cannot_be_repaired_ends_the_cache_and_not_the_training(tmp_path: Path, monkeypatch) -> None:
+    cache, warnings = opened(tmp_path)
+    cache.put(answer(1))
+    monkeypatch.setattr(cache, "_open", lambda: (_ for _ in ()).throw(OSError("no space left on device")))
+    cache._begin_anew()
+    for _ in range(2):
+        assert found(cache, 1) is None
+        assert not cache.put(answer(1))
+    assert cache.counts.failed == 5
+    assert len(warnings) == 1
+    assert "no space left on device" in warnings[0]
+
+
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NebulaError, match=r"are to be cached in .*, which cannot be written"):
