@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_nebula.codec.rice import Entries, Grid, pack
 from paddlenlp_nebula.distill.extract import basis, most_probable, soft_labels, vectors
 from paddlenlp_nebula.distill.knowledge.knowledge import Extent
 from paddlenlp_nebula.distill.places import Places
@@ -53,8 +54,11 @@ def test_the_error_is_within_what_the_module_says(spec: str, bits: int, scale: f
     spread = values.max(axis=1) - values.min(axis=1)
     tail = np.abs(arrays["log_tail"] - values.max(axis=1))
     of_tail = tail * 2.0**-11 + 2.0**-25
-    of_values = (1.001 * spread / 255 + 2.0**-24) / 2 if bits == 8 else spread * 2.0**-11 + 2.0**-25
-    bound = 2 * np.maximum(of_tail, of_values) + 1e-5  # float32's own rounding
+    of_values = np.maximum(1.001 * spread / 255 / 2, 8e-6) if bits == 8 else spread * 2.0**-11 + 2.0**-25
+    rounding = 1e-5 + 2e-7 * spread  # float32's own
+    relative = [x - x.max(axis=1, keepdims=True) for x in (result["log_probabilities"], values)]
+    assert (np.abs(relative[0] - relative[1]).max(axis=1) <= of_values + rounding).all()
+    bound = 2 * np.maximum(of_tail, of_values) + rounding
     assert (np.abs(result["log_probabilities"] - values).max(axis=1) <= bound).all()
     assert (np.abs(result["log_tail"] - arrays["log_tail"]) <= bound).all()
     mass = np.exp(result["log_probabilities"].astype(np.float64)).sum(axis=1) + np.exp(result["log_tail"])
@@ -81,6 +85,21 @@ def test_a_row_must_not_name_a_token_twice_or_one_that_is_none() -> None:
         ids[0, 0] = wrong
         with pytest.raises(NebulaError, match="must differ and be below 1000"):
             kind.encode(arrays | {"ids": ids}, EXTENT)
+
+
+def test_a_row_with_fewer_tokens_is_refused() -> None:
+    kind, extent = named("logits:top4"), Extent(rows=2, vocabulary=50)
+    entries = Entries(np.array([1, 2, 3, 4, 51, 52, 53]), np.array([4, 3], np.int32))
+    stream = pack(entries, np.zeros(7, np.uint32), 8, Grid(100, 4, 50))
+    with pytest.raises(ProtocolError, match="must be 4 tokens in each row, got 3 in one"):
+        kind.decode(memoryview(bytes(8) + bytes(stream)), extent)
+
+
+def test_a_sequence_longer_than_asked_for_is_refused() -> None:
+    kind, extent = named("sequence"), Extent(rows=0, samples=2, vocabulary=50, longest=3)
+    lengths = np.array([4, 2], "<u4").tobytes()  # together not too many
+    with pytest.raises(ProtocolError, match="sequences of at most 3 tokens, got one of 4"):
+        kind.decode(memoryview(lengths + bytes(12)), extent)
 
 
 @pytest.mark.parametrize("spec", ["logits:top4", "logits:top4,fp16"])

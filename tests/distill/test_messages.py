@@ -166,6 +166,14 @@ def test_large_numbers_allocate_nothing() -> None:
     assert peak < 100_000
 
 
+def test_bits_do_not_unfold_to_more_elements_than_allowed() -> None:
+    """A question of single bits is 64 times as long in memory."""
+    shape = (1 << 11, (1 << 11) + 1)
+    head = messages._QUESTION + identity().pack() + b"\x01\x03ids\x00\x02" + struct.pack("!2I", *shape)
+    with pytest.raises(ProtocolError, match="must be at most 4194304 elements"):
+        Question.parse(memoryview(head + bytes(shape[0] * shape[1] // 8)), "west")
+
+
 def test_a_question_of_the_largest_size_takes_what_it_says() -> None:
     inputs = {"mask": np.ones((1 << 11, 1 << 11), np.int64)}
     data = Question(identity(inputs), inputs).pack()
