@@ -130,12 +130,12 @@ class LogitsTopK(Knowledge):
         ids = entries.positions.reshape(rows, kept) - np.arange(rows)[:, np.newaxis] * extent.vocabulary
         words = np.frombuffer(payload[:head], dtype="<f2").astype(np.float32)
         tail, steps = words[:rows], words[rows:, np.newaxis]
-        codes = codes.reshape(rows, kept)
+        codes, fine = codes.reshape(rows, kept), (steps >= 0) & (steps <= _LARGEST_STEP)
         if self.form == "int8":
-            relative = -(codes.astype(np.float32) * np.clip(steps, 0, _LARGEST_STEP))
+            relative = -(codes.astype(np.float32) * np.where(fine, steps, 0))
         else:
             relative = -codes.astype(np.uint16).view(np.float16).astype(np.float32)
-        valid = (np.abs(tail) <= -NO_MASS).all() and ((steps >= 0) & (steps <= _LARGEST_STEP)).all()
+        valid = (np.abs(tail) <= -NO_MASS).all() and fine.all()
         # A row's largest probability is its unit: it has the code 0, and nothing stands for more.
         if not (valid and np.isfinite(relative).all() and (relative.max(axis=1, initial=NO_MASS) == 0).all()):
             raise self.refusal(extent, "logarithms relative to the largest probability", "others")
