@@ -79,8 +79,10 @@ class NebulaTrainerMixin:
             self.nebula_callback.close()
 
     def _get_train_sampler(self) -> Any:
-        """In one process, too, an order that a resume finds again: see `with_known_order`."""
-        return with_known_order(super()._get_train_sampler(), self.train_dataset, self.args.seed)  # type: ignore[misc]
+        """In one process, too, an order that a resume finds again; one cluster alone trains as without the plugin."""
+        sampler = super()._get_train_sampler()  # type: ignore[misc]
+        several = len(self.nebula_args.cluster_names) > 1
+        return with_known_order(sampler, self.train_dataset, self.args.seed) if several else sampler
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         """And the random state: at the end of an epoch the Trainer, which has nothing to skip, does not load it."""
