@@ -155,22 +155,27 @@ class Rounds(ABC):
         is too few by itself, having been started anew, goes on with others only.
         """
         run, quorum = self._run, self._arguments.sync_quorum
-        if not (run.alone and run.may_meet):
+        if not run.may_meet:
             return
         if quorum > 1:
             deadline = Deadline(self._arguments.sync_timeout_s)
-            while run.alone:
-                newcomer = run.local.lead(lambda: self.comeback.await_due(deadline, expected=False))
+            while run.alone and run.ended is None:
+                newcomer = self._newcomer_by(lambda: self.comeback.await_due(deadline, expected=False))
                 if newcomer is None:
                     raise NebulaError(
                         f"{quorum} clusters are needed (sync_quorum) but none has taken this one in within "
                         f"{deadline.timeout_s:g} s (sync_timeout_s): are the others still training?"
                     )
                 self._meet(newcomer, step)
-        elif step < self._max_steps:
-            self._meet(run.local.lead(self.comeback.due), step)
-        else:
-            self._meet(run.local.lead(self.comeback.await_last), step)
+        elif run.alone:
+            self._meet(
+                self._newcomer_by(self.comeback.due if step < self._max_steps else self.comeback.await_last), step
+            )
+
+    def _newcomer_by(self, find: Callable[[], str | None]) -> str | None:
+        """On every process whom the leader has found; its wait is no computation."""
+        with self._run.exposed():
+            return self._run.local.lead(find)
 
     def _meet(self, newcomer: str | None, step: int) -> None:
         """Come together with a newcomer, or be one, if anybody is to be met: see `Comeback.due`."""

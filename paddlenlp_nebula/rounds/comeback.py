@@ -85,7 +85,8 @@ class Comeback:
         returns = self.run.party.returns
         if returns is None or self.run.arguments.hides_updates:  # which invites nobody while it is alone
             return self.due()
-        return self.await_due(Deadline(returns.patience_s), expected=True)
+        limit_s = min(returns.patience_s, self.run.arguments.sync_timeout_s)  # which bounds every wait
+        return self.await_due(Deadline(limit_s), expected=True)
 
     def meet(
         self, newcomer: str, step: int, fields: Mapping[str, Any], member: Member, states: Selection | None

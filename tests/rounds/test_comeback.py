@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from paddlenlp_nebula.backend.backend import Backend
 from paddlenlp_nebula.backend.host import HOST
 from paddlenlp_nebula.codec.registry import codec_from_spec
 from paddlenlp_nebula.errors import NebulaError, PeerLost
+from paddlenlp_nebula.link.deadlines import Deadline
 from paddlenlp_nebula.link.frames import Kind
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.notes import pack_note
@@ -77,7 +79,11 @@ class Cluster(Unlike):
         self.party._on_loss = "continue"
         self.returned: list[Reunited] = []
         arguments = SimpleNamespace(
-            cluster_name=link.cluster, hides_updates=False, drops_work_done_alone=False, sync_staleness_limit=limit
+            cluster_name=link.cluster,
+            hides_updates=False,
+            drops_work_done_alone=False,
+            sync_staleness_limit=limit,
+            sync_timeout_s=30.0,
         )
         self.run = SimpleNamespace(
             party=self.party, arguments=arguments, ended=None, number=0, returned=self.returned.append
@@ -321,17 +327,19 @@ def test_nobody_is_met_once_training_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "guest", "patience_s", "found"),
+    ("expected", "guest", "patience_s", "timeout_s", "found"),
     [
-        ((), None, 30.0, None),  # nobody is on the way: it does not wait
-        (("birch",), "birch", 30.0, "birch"),
-        (("birch",), None, 0.3, None),  # it does not get any further
+        ((), None, 30.0, 30.0, None),  # nobody is on the way: it does not wait
+        (("birch",), "birch", 30.0, 30.0, "birch"),
+        (("birch",), None, 0.3, 30.0, None),  # it does not get any further
+        (("birch",), None, 3000.0, 0.3, None),  # steps with an evaluation have made us patient, but only so much
     ],
 )
 def test_after_the_last_step_who_is_on_the_way_is_waited_for(
-    expected: tuple[str, ...], guest: str | None, patience_s: float, found: str | None
+    expected: tuple[str, ...], guest: str | None, patience_s: float, timeout_s: float, found: str | None
 ) -> None:
     cluster = clusters_of((HOST,))["amber"]
+    cluster.run.arguments.sync_timeout_s = timeout_s
     summons = cluster.summons
     summons.patience_s = patience_s
     summons.expected = lambda: expected  # type: ignore[attr-defined]
@@ -349,24 +357,63 @@ def test_after_the_last_step_who_is_on_the_way_is_waited_for(
     assert (len(ticks) >= 2) == bool(expected)
 
 
-@pytest.mark.parametrize("guests", [(), ("birch",)])
-def test_one_that_is_too_few_by_itself_waits_until_it_is_taken_in(guests: tuple[str, ...]) -> None:
-    met: list[str] = []
-    comeback = SimpleNamespace(await_due=lambda deadline, *, expected: None if expected else next(iter(guests), None))
-    run = SimpleNamespace(alone=True, may_meet=True, local=SimpleNamespace(lead=lambda work: work()))
+class Watching(Rounds):
+    """As much of `Rounds` as watches for newcomers, of whom ``found`` come one by one."""
 
-    def meet_it(newcomer: str, step: int) -> None:
-        met.append(newcomer)
-        run.alone = False
+    lead = after_step = compare_final = state = restore = None  # type: ignore[assignment]
 
-    arguments = SimpleNamespace(sync_quorum=2, sync_timeout_s=3.0)
-    rounds: Any = SimpleNamespace(_run=run, _arguments=arguments, _meet=meet_it, comeback=comeback, _max_steps=9)
-    if guests:
-        Rounds._watch(rounds, 1)
-        assert met == ["birch"]
-    else:
-        with pytest.raises(NebulaError, match=r"2 clusters are needed \(sync_quorum\).*within 3 s"):
-            Rounds._watch(rounds, 1)
+    def __init__(self, quorum: int, found: Sequence[str | None]) -> None:
+        self.exposed = 0
+        self.met: list[str] = []
+        self._coming = iter(found)
+        self._max_steps = 9
+        self._arguments = SimpleNamespace(sync_quorum=quorum, sync_timeout_s=3.0)  # type: ignore[assignment]
+        self._run = SimpleNamespace(  # type: ignore[assignment]
+            alone=True, ended=None, may_meet=True, local=SimpleNamespace(lead=self._lead), exposed=self._exposed
+        )
+        self.comeback = SimpleNamespace(await_due=self._await_due)  # type: ignore[assignment]
+
+    @contextlib.contextmanager
+    def _exposed(self) -> Iterator[None]:
+        self.exposed += 1
+        yield
+        self.exposed -= 1
+
+    def _lead(self, work: Callable[[], str | None]) -> str | None:
+        assert self.exposed == 1, "the wait counts as time lost to the exchange, and once"
+        return work()
+
+    def _await_due(self, deadline: Deadline, *, expected: bool) -> str | None:
+        assert (deadline.timeout_s, expected) == (3.0, False)
+        return next(self._coming)
+
+    def _meet(self, newcomer: str | None, step: int) -> None:
+        self.met.append(str(newcomer))
+        self._run.alone = newcomer == "gone again"
+        self._run.ended = "it is over" if newcomer == "its end" else None
+        self._run.alone |= newcomer == "its end"
+
+
+@pytest.mark.parametrize(
+    ("quorum", "found"),
+    [(2, ["birch"]), (2, ["gone again", "birch"]), (2, ["its end"])],
+)
+def test_one_that_is_too_few_by_itself_waits_until_it_is_taken_in(quorum: int, found: list[str]) -> None:
+    rounds = Watching(quorum, found)
+    rounds._watch(1)
+    assert rounds.met == found
+
+
+def test_one_that_is_too_few_by_itself_does_not_go_on() -> None:
+    with pytest.raises(NebulaError, match=r"2 clusters are needed \(sync_quorum\).*within 3 s"):
+        Watching(2, ["gone again", None])._watch(1)
+
+
+def test_nobody_is_waited_for_once_the_others_have_ended_training() -> None:
+    rounds = Watching(2, [])
+    rounds._run.ended = "cluster 'birch' ended training"
+    rounds._watch(1)
+    assert rounds.met == []
 
 
 @pytest.mark.parametrize(
