@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paddlenlp_nebula.codec.cast import Float32
-from paddlenlp_nebula.codec.codec import Codec, Float32Vector, Layout, State, Turn
+from paddlenlp_nebula.codec.codec import BEYOND_FLOAT32, Codec, Float32Vector, Layout, State, Turn
 from paddlenlp_nebula.codec.numbers import decimal, spelled
 from paddlenlp_nebula.errors import ProtocolError
 
@@ -80,6 +80,8 @@ class RandomK(Codec):
     ) -> memoryview:
         places = self.places(turn.shared_seed, layout)
         values = vector[places]
+        if self.inner.lossless and not np.isfinite(values).all():  # another codec looks by itself
+            raise OverflowError(BEYOND_FLOAT32)
         rest = None if error is None else values
         payload = SEED.pack(turn.shared_seed) + self.inner.encode(values, self.chosen(layout), state, turn, rest)
         if error is not None:

@@ -175,7 +175,8 @@ class Rounds(ABC):
     def _newcomer_by(self, find: Callable[[], str | None]) -> str | None:
         """On every process whom the leader has found; its wait is no computation."""
         with self._run.exposed():
-            return self._run.local.lead(find)
+            newcomer: str | None = self._run.local.lead(find)
+        return newcomer
 
     def _meet(self, newcomer: str | None, step: int) -> None:
         """Come together with a newcomer, or be one, if anybody is to be met: see `Comeback.due`."""

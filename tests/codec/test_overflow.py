@@ -21,6 +21,7 @@ SPECS = [
     "topk:3/10,fp32",
     "topk:3/10,4bit",
     "topk:3/10,1bit",
+    "randomk:0.5",
     "randomk:0.5+int8",
     "randomk:0.5+topk:3/10,2bit",
     "dgc:0.01",

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import paddle
 
 from paddlenlp_nebula.codec.codec import Layout, Turn
-from paddlenlp_nebula.codec.device.codec import DeviceCodec
+from paddlenlp_nebula.codec.device.codec import DeviceCodec, check_finite
 from paddlenlp_nebula.codec.device.sparse import add_at, indices, zeros_but
 from paddlenlp_nebula.codec.device.transfer import DeviceState, Place, Tensor
 from paddlenlp_nebula.codec.randomk import SEED, RandomK
@@ -30,6 +30,8 @@ class DeviceRandomK(DeviceCodec):
     def encode(self, vector: Tensor, layout: Layout, state: DeviceState, turn: Turn) -> memoryview:
         places = self.host.places(turn.shared_seed, layout)
         values = paddle.gather(vector, indices(places, vector.place))
+        if self.host.inner.lossless:  # another codec looks by itself
+            check_finite(values)
         inner = self._inner.encode(values, self.host.chosen(layout), state, turn)
         return memoryview(b"".join((SEED.pack(turn.shared_seed), inner)))
 
