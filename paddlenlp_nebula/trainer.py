@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paddle.io import DistributedBatchSampler
 from paddlenlp.trainer import Trainer
 from paddlenlp.trainer.trainer import SCHEDULER_NAME
 from paddlenlp.trainer.trainer_utils import get_last_checkpoint, has_length
@@ -40,6 +41,7 @@ class NebulaTrainerMixin:
     callback_handler: Any
     _skip_global_steps: int
     _skip_steps_since_last_logged: int
+    _order_is_known = False  # of the training data: by the epoch's number, whatever the random state
 
     def __init__(self, *args: Any, nebula_args: NebulaArguments | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -81,13 +83,20 @@ class NebulaTrainerMixin:
     def _get_train_sampler(self) -> Any:
         """In one process, too, an order that a resume finds again; one cluster alone trains as without the plugin."""
         sampler = super()._get_train_sampler()  # type: ignore[misc]
-        several = len(self.nebula_args.cluster_names) > 1
-        return with_known_order(sampler, self.train_dataset, self.args.seed) if several else sampler
+        if len(self.nebula_args.cluster_names) > 1:
+            sampler = with_known_order(sampler, self.train_dataset, self.args.seed)
+        self._order_is_known = isinstance(sampler, DistributedBatchSampler)
+        return sampler
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
-        """And the random state: at the end of an epoch the Trainer, which has nothing to skip, does not load it."""
+        """And the random state: at the end of an epoch the Trainer, which has nothing to skip, does not load it.
+
+        Where the order of the data is drawn from that state, it must not be loaded before the Trainer has skipped what was
+        read: an epoch would begin in another order.
+        """
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        self._load_rng_state(checkpoint)  # type: ignore[attr-defined]
+        if self._order_is_known:
+            self._load_rng_state(checkpoint)  # type: ignore[attr-defined]
 
     def _agree_on_steps(self, run: Run) -> int:
         """The number of steps for everybody: the longest plan, so that no cluster's data is cut short."""
