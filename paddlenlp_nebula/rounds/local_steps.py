@@ -68,8 +68,9 @@ class LocalStepsRounds(Rounds):
         self._watch(step.number)
 
     def before_end(self, step: int) -> None:
-        # Also right after a round: the others must learn that it was our last one, before they wait for the next.
-        if step < self._max_steps and not self._final and self._run.ended is None:
+        # Also right after a round: the others must learn that it was our last one, before they wait for the next. And after
+        # the last step if we have not come there step by step but with a cluster that has come back.
+        if not self._final and self._run.ended is None:
             self._merge(step, final=True)
 
     def compare_final(self, step: int) -> None:
@@ -105,6 +106,7 @@ class LocalStepsRounds(Rounds):
         return "sync_lora_merge='product' keeps what each cluster holds, which one that comes back has lost"
 
     def _met(self) -> None:
+        self._final = False
         self._every = max(1, self._pace.steps(self._jump or 0, self._max_steps) // self._fragments)
         self._forget()
 

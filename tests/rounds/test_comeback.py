@@ -23,10 +23,13 @@ from paddlenlp_nebula.link.notes import pack_note
 from paddlenlp_nebula.link.returns import Invitation
 from paddlenlp_nebula.rounds.base import Rounds
 from paddlenlp_nebula.rounds.comeback import Comeback, Takeover, optimizer_state
+from paddlenlp_nebula.rounds.local_steps import LocalStepsRounds
 from paddlenlp_nebula.selection import Selection
 from paddlenlp_nebula.strategy.history import History
+from paddlenlp_nebula.strategy.local_steps import LocalWork, apply_merge
 from paddlenlp_nebula.strategy.opening import Opening, common_guest
 from paddlenlp_nebula.strategy.outer import OuterOptimizer
+from paddlenlp_nebula.strategy.pace import Pace
 from paddlenlp_nebula.strategy.reunion import Reunited
 from paddlenlp_nebula.tensors import write
 
@@ -251,6 +254,47 @@ def test_a_fragments_own_steps_are_kept() -> None:
     for name, cluster in hosts.items():
         np.testing.assert_allclose(cluster.flat() - cluster.anchored(), changes[name], atol=1e-6)
     assert not (group["cedar"].flat() - group["cedar"].anchored()).any()
+
+
+def test_who_comes_to_the_last_step_by_a_return_merges_what_it_has_left() -> None:
+    """One that is done waits for the others, which are in the middle of it, and is taken in: all are done then."""
+    group = clusters_of((HOST,) * 3, "fp32", 2, outer=OuterOptimizer("average"))
+    all_do(group, lambda cluster, i: cluster.trains([1, 2], i, 10.0))
+    hosts = part(group, "cedar")
+    all_do(hosts, lambda cluster, i: cluster.trains([3], i, 10.0))
+    summon(group, "cedar")
+    takeovers = all_do(group, lambda cluster, i: cluster.meets("cedar", 9 if cluster.link.cluster == "cedar" else 3))
+    assert {takeover.step for takeover in takeovers.values()} == {9}
+    assert len({cluster.flat().tobytes() for cluster in group.values()}) == 3
+
+    def ends(cluster: Cluster, i: int) -> None:
+        rounds = LocalStepsRounds.__new__(LocalStepsRounds)
+        rounds._run, rounds._max_steps, rounds._pace, rounds._fragments = cluster.run, 9, Pace.parse("4"), 2  # type: ignore[assignment]
+        rounds._final = True  # a last round has been, after which this cluster was lost
+        rounds._jump = 9
+        rounds._met()
+        ended: list[int] = []
+
+        def merge(step: int, *, final: bool) -> None:
+            merged = cluster.local_steps.merge(LocalWork(step, 0.0, final=final))
+            parameters = cluster.selection.parameters
+            apply_merge(
+                cluster.selection,
+                cluster.exchange.buckets,
+                merged.parts,
+                merged.values,
+                lambda index, values: write(parameters[index], values),
+            )
+            rounds._final = merged.final
+            ended.append(step)
+
+        rounds._merge = merge  # type: ignore[assignment,method-assign]
+        for _ in ("on_epoch_end", "on_train_end"):
+            rounds.before_end(9)
+        assert ended == [9]
+
+    all_do(group, ends)
+    assert len({cluster.flat().tobytes() for cluster in group.values()}) == 1
 
 
 def test_what_came_too_late_is_dropped() -> None:
