@@ -55,6 +55,9 @@ class Kind(IntEnum):
     ACCEPT = 32  # and so it says, too
     REUNION = 33  # a small JSON object: what the clusters that come together bring
     DIGESTS = 34  # a hash of each bucket that the sender has
+    QUESTION = 40  # a student asks its teacher about a batch
+    ANSWER = 41
+    UNANSWERED = 42  # a small JSON object: why there is no answer
 
 
 _KINDS = frozenset(Kind)
@@ -63,7 +66,7 @@ NOTE_BYTES = 64 << 10
 """Longest small JSON object."""
 
 _EMPTY = (Kind.PING, Kind.PONG, Kind.WAITING, Kind.END, Kind.VOTE)
-_LONG = (Kind.PARAMETERS, Kind.ROUND, Kind.BUCKET, Kind.DIGESTS)
+_LONG = (Kind.PARAMETERS, Kind.ROUND, Kind.BUCKET, Kind.DIGESTS, Kind.QUESTION, Kind.ANSWER)
 _LIMITS = {kind: 0 if kind in _EMPTY else NOTE_BYTES for kind in Kind if kind not in _LONG}
 
 

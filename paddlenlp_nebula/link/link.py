@@ -116,6 +116,25 @@ class Link(Streams):
             yield message
 
     @contextlib.contextmanager
+    def next_message(self, peer: str) -> Iterator[Message | None]:
+        """A peer's next message, whatever it is, or None if none has come; valid inside the ``with`` block.
+
+        Raises:
+            PeerLost: nothing more is to be expected of it; a ProtocolError inside the ``with`` block becomes this, too.
+        """
+        if (message := self._next(peer)) is None:
+            if (lost := self._departures.final(peer)) is not None:
+                raise lost
+            yield None
+        else:
+            with self._consuming(peer):
+                yield message
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until something may have happened; 0.2 s at most."""
+        self._wait(Deadline(timeout_s))
+
+    @contextlib.contextmanager
     def receive_epoch(self, peer: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """The peer's next proposal of a member list, and the epoch it works under.
 

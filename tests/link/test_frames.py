@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paddlenlp_nebula.errors import ProtocolError
 from paddlenlp_nebula.link.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, NOTE_BYTES, Frame, Kind, checksum
 
-LONG_KINDS = {Kind.PARAMETERS, Kind.ROUND, Kind.BUCKET, Kind.DIGESTS}
+LONG_KINDS = {Kind.PARAMETERS, Kind.ROUND, Kind.BUCKET, Kind.DIGESTS, Kind.QUESTION, Kind.ANSWER}
 EMPTY_KINDS = {Kind.PING, Kind.PONG, Kind.WAITING, Kind.END, Kind.VOTE}
 
 frames = st.builds(
