@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -13,6 +12,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from paddlenlp_nebula.atomic import replacing
 from paddlenlp_nebula.errors import NebulaError
 
 __all__ = ["STATE_NAME", "Arrays", "find_state", "load_state", "save_state"]
@@ -25,10 +25,9 @@ _CHECKSUM = "xxh3_128"  # in the file's metadata
 
 def save_state(folder: Path, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
     """Write the arrays into a checkpoint's folder, atomically: a cluster that is killed meanwhile leaves none."""
-    partial = folder / f".{STATE_NAME}.{os.getpid()}"
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    save_file(contiguous, partial, {_CHECKSUM: _checksum(contiguous)})
-    partial.replace(folder / STATE_NAME)
+    with replacing(folder / STATE_NAME) as partial:
+        save_file(contiguous, partial, {_CHECKSUM: _checksum(contiguous)})
 
 
 def find_state(candidates: Iterable[str | Path | None]) -> Path | None:

@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom to the top: a module imports from its own layer (its own folder, that is) and from lower
 # ones. Those in one line do not know each other.
 LAYERS = [
-    ["errors", "forking"],
+    ["errors", "forking", "atomic"],
     ["security"],
     ["transport"],
     ["link"],

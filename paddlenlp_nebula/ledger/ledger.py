@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from copy import deepcopy
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_nebula.atomic import replacing
 from paddlenlp_nebula.ledger.strict_json import json_text
 from paddlenlp_nebula.privacy.accountant import Accountant
 
@@ -208,9 +208,5 @@ class Ledger:
     def write(self, path: Path) -> None:
         """Write the report as strict JSON (`json_text`), atomically, so that it can be read while training goes on."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+        with replacing(path) as partial:
             partial.write_text(json_text(self.report()))
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)

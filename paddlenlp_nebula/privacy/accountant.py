@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_nebula.atomic import replacing
 from paddlenlp_nebula.errors import NebulaError
 
 __all__ = ["Accountant", "sum_multiplier"]
@@ -114,10 +114,9 @@ class Accountant:
         return None
 
     def _write(self, path: Path) -> None:
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            partial.write_text(json.dumps(self.state()))
-            partial.replace(path)
+            with replacing(path) as partial:
+                partial.write_text(json.dumps(self.state()))
         except OSError as error:
             raise NebulaError(
                 f"{path} must count each round with noise before it is sent, and cannot be written ({error.strerror}): "

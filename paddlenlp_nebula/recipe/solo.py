@@ -7,6 +7,7 @@ from typing import Any
 
 from paddlenlp.trainer import TrainerCallback
 
+from paddlenlp_nebula.atomic import replacing
 from paddlenlp_nebula.ledger.ledger import REPORT_NAME
 from paddlenlp_nebula.ledger.strict_json import json_text
 
@@ -49,6 +50,5 @@ class SoloReport(TrainerCallback):
         self._report["steps"] = state.global_step
         path = Path(args.output_dir) / REPORT_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(json_text(self._report), encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(json_text(self._report), encoding="utf-8")

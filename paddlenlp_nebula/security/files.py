@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from pathlib import Path
 
+from paddlenlp_nebula.atomic import replacing
 from paddlenlp_nebula.errors import SecurityError
 
 __all__ = ["check_private", "read_passphrase", "write_private", "write_public"]
@@ -25,18 +25,11 @@ def write_public(path: Path, content: bytes) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        partial.unlink()
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)  # whatever the umask is
+    with replacing(path) as partial:
+        partial.unlink(missing_ok=True)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask is
             file.write(content)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink()
-        raise
 
 
 def check_private(path: str | Path, what: str) -> None:
