@@ -106,6 +106,10 @@ class Party:
                     pass
 
     def _lose(self, loss: PeerLost) -> None:
+        if loss.peer == self.link.cluster:  # the others see the same in what it has sent, and go on without it
+            for peer in self.link.peers:
+                self._lose(PeerLost(peer, f"it cannot go on with what this cluster has sent: {loss.reason}"))
+            return
         if loss.peer not in self.link.members:
             return
         self.link.drop(loss)
@@ -120,7 +124,7 @@ class Party:
             raise loss
         if len(self.link.members) < self._quorum:
             raise NebulaError(
-                f"{self._quorum} clusters are needed to go on (sync_quorum) but only {left} is left: {loss}"
+                f"{self._quorum} clusters are needed to go on (sync_quorum), left: {left}; {loss}"
             ) from loss
 
 

@@ -157,6 +157,40 @@ def test_a_loss_is_reported_in_a_sentence() -> None:
         assert sentences[name] == ["cluster 'cedar' was lost after exchange 1: it failed; members now: amber, birch"]
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_a_cluster_whose_own_payload_is_refused_goes_on_by_itself(members: int, quorum: int) -> None:
+    links = meet(*NAMES[:members], timeout_s=5.0)
+    *others, refused = NAMES[:members]
+    sentences: dict[str, list[str]] = {name: [] for name in links}
+
+    def run(name: str, link: Link) -> tuple[str, ...]:
+        def attempt(number: int) -> None:
+            if refused in link.members and link.peers:  # everybody finds the same, the culprit too
+                raise PeerLost(refused, "its bucket 0 must hold finite numbers")
+
+        party = Party(link, on_loss="continue", quorum=quorum, report=sentences[name].append)
+        party.together(attempt)
+        return link.members
+
+    outcomes = at_once({name: functools.partial(run, name, link) for name, link in links.items()})
+    for link in links.values():
+        link.close()
+    assert all(sentence.partition("members now: ")[2] for said in sentences.values() for sentence in said)
+    if quorum == 1:
+        assert outcomes[refused] == (refused,)
+        assert sentences[refused][-1].endswith(f"; members now: {refused}")
+        assert "what this cluster has sent: its bucket 0 must hold finite numbers" in sentences[refused][-1]
+    else:
+        assert isinstance(outcomes[refused], NebulaError)
+        assert "(sync_quorum), left: " in str(outcomes[refused])
+        assert "left: ;" not in str(outcomes[refused])
+    for name in others:
+        if len(others) >= quorum:
+            assert outcomes[name] == tuple(others)
+
+
 def test_stop_raises_on_every_survivor() -> None:
     links = meet(*NAMES[:3])
     dies_at(links["cedar"], 20, MANNERS["failed"])
