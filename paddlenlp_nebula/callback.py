@@ -142,9 +142,9 @@ class NebulaCallback(TrainerCallback):
         if history := (state.trial_params or {}).get(_STATE_KEY, {}).get("history") if saved else None:
             self._rounds.comeback.history.restore(history)
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        # The Trainer does not say what it was given: by custom that is this setting, if it is of this step.
-        named = args.resume_from_checkpoint if Path(args.resume_from_checkpoint or "").name == folder.name else None
-        found = find_state([self.resume_folder, named, folder]) if state.global_step else None
+        named = str(args.resume_from_checkpoint)  # by custom what the Trainer was given, which it does not say
+        candidates = [self.resume_folder, named if Path(named).name == folder.name else None, folder]
+        found = find_state(candidates) if state.global_step else None
         self._rounds.prepare(model, fields, step=state.global_step, number=saved, state=found)
         if state.global_step == 0:  # a checkpoint has its own random state
             part_random_state(nebula.cluster_index)

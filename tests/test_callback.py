@@ -367,8 +367,11 @@ def test_the_report_follows_a_training_that_rarely_logs(members, tmp_path, monke
     assert json.loads((tmp_path / "west" / "nebula_report.json").read_text())["steps"] == steps
 
 
-@pytest.mark.parametrize(("name", "lost"), [("checkpoint-1", False), ("checkpoint-2", True)])
-def test_what_was_not_sent_is_found_where_the_training_arguments_say(tmp_path, name, lost):
+@pytest.mark.parametrize(
+    ("name", "said", "lost"),
+    [("checkpoint-1", str, False), ("checkpoint-2", str, True), ("checkpoint-1", bool, True)],
+)
+def test_what_was_not_sent_is_found_where_the_training_arguments_say(tmp_path, name, said, lost):
     """Resumed into another output_dir; the folder of another step is none of this checkpoint's."""
     settings = {"clusters": "west", "sync_strategy": "local_steps", "sync_every": "4", "sync_codec": "topk:1/2,1bit"}
     saved = tmp_path / "old" / name
@@ -382,7 +385,7 @@ def test_what_was_not_sent_is_found_where_the_training_arguments_say(tmp_path, n
 
     second = Member("west", str(tmp_path / "second"), **settings)
     second.state.global_step, second.state.trial_params = 1, first.state.trial_params
-    second.args.resume_from_checkpoint = str(saved)
+    second.args.resume_from_checkpoint = said(saved)
     second.event("on_train_begin")
     assert any("holds no nebula_state" in sentence for sentence in second.callback.ledger.degradations) == lost
     for member in (first, second):

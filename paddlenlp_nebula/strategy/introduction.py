@@ -33,6 +33,17 @@ class Introduction:
     history: list[Entry]
     diverged: bool
 
+    def note(self) -> dict[str, Any]:
+        """What `parse` reads (JSON)."""
+        return {
+            "step": self.step,
+            "turns": self.turns,
+            "fields": dict(self.fields),
+            "work": self.work,
+            "history": self.history,
+            "diverged": self.diverged,
+        }
+
     @classmethod
     def parse(cls, note: Mapping[str, Any], sender: str) -> Introduction:
         """A member's note.

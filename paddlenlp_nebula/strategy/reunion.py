@@ -228,15 +228,9 @@ class Reunion:
             raise PeerLost(newcomer, "it was in another group by then, or invites us itself: both try again") from error
 
     def _introductions(self, number: int, bearings: Bearings) -> dict[str, Introduction]:
-        own = {
-            "step": bearings.step,
-            "turns": bearings.turns,
-            "fields": dict(bearings.fields),
-            "diverged": bearings.diverged,
-            "work": self._history.work,
-            "history": self._history.entries(),
-        }
-        notes = all_gather_notes(self._link, own, round=number, kind=Kind.REUNION)
+        work, history = self._history.work, self._history.entries()
+        own = Introduction(bearings.step, bearings.turns, bearings.fields, work, history, bearings.diverged)
+        notes = all_gather_notes(self._link, own.note(), round=number, kind=Kind.REUNION)
         found = {}
         for member, note in notes.items():
             try:

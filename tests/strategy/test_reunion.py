@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from paddlenlp_nebula.link.gather import all_gather_notes
 from paddlenlp_nebula.link.link import Link
 from paddlenlp_nebula.link.membership import Party
 from paddlenlp_nebula.link.notes import pack_note
-from paddlenlp_nebula.strategy.history import History
+from paddlenlp_nebula.strategy.history import Entry, History
 from paddlenlp_nebula.strategy.introduction import Introduction
 from paddlenlp_nebula.strategy.reunion import Bearings, Plane, Reunion, Reunited
 
@@ -584,6 +585,11 @@ def test_who_trains_something_else_is_told_and_the_hosts_go_on(members: int) -> 
     assert isinstance(told, HandshakeError)
     assert f"cluster {newcomer!r} cannot come back: it does not train the same thing: " in str(told)
     assert "max_steps=200" in str(told)
+
+
+def test_an_introduction_is_read_as_it_was_meant() -> None:
+    meant = Introduction(7, 3, {"max_steps": 100}, 1.5, [Entry(2, "ab", 0.5)], True)
+    assert Introduction.parse(json.loads(json.dumps(meant.note())), "amber") == meant
 
 
 def test_nobody_is_taken_beyond_the_end_by_a_newcomer() -> None:
