@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass, field
 from typing import Optional, get_type_hints  # PdArgumentParser cannot read "str | None"
 
-from paddlenlp_nebula.codec.registry import CODECS, codec_from_spec
+from paddlenlp_nebula.codec.registry import CODECS
 from paddlenlp_nebula.errors import ConfigurationError
 from paddlenlp_nebula.link.addresses import roster_problems
 from paddlenlp_nebula.privacy.arguments import PrivacyArguments, privacy_problems
+from paddlenlp_nebula.strategy.arguments import strategy_problems
 from paddlenlp_nebula.strategy.outer import OUTER
 from paddlenlp_nebula.strategy.pace import Pace
 
@@ -32,7 +33,6 @@ _CHOICES = {
 
 _TLS_FILES = ("tls_ca", "tls_cert", "tls_key")
 _FROM_ENVIRONMENT = ("cluster", "clusters", "rendezvous", *_TLS_FILES, "tls_key_passphrase_file")
-_LOCAL_STEPS_ONLY = {"sync_outer": "average", "sync_fragments": 1, "sync_keep_unsent": False, "sync_final_codec": None}
 _LONGEST_WAIT_S = 86400  # TCP's own limits on a silent peer are not much longer
 
 
@@ -250,8 +250,7 @@ class NebulaArguments(PrivacyArguments):
             value = getattr(self, name)
             if value not in allowed:
                 found.append(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
-        found += self._codec_problems() + self._local_steps_problems() + self._security_problems()
-        found += privacy_problems(self)
+        found += strategy_problems(self) + self._security_problems() + privacy_problems(self)
         if not isinstance(self.sync_timeout_s, (int, float)) or not 0 < self.sync_timeout_s <= _LONGEST_WAIT_S:
             found.append(
                 f"sync_timeout_s must be a positive number of seconds, at most a day ({_LONGEST_WAIT_S}), "
@@ -311,83 +310,6 @@ class NebulaArguments(PrivacyArguments):
             for name, (kind, words) in fields.items()
             if not isinstance(getattr(self, name), kind) and name not in (*_CHOICES, "sync_every")
         ]
-
-    def _codec_problems(self) -> list[str]:
-        found: list[str] = []
-        try:
-            if codec_from_spec(self.sync_codec).for_gradients and self.sync_strategy != "every_step":
-                found.append(
-                    f"sync_codec={self.sync_codec!r} accumulates gradients with a momentum of its own, so it needs "
-                    f"sync_strategy='every_step', got {self.sync_strategy!r}: topk compresses changes of parameters"
-                )
-        except ConfigurationError as error:
-            found += error.problems
-        try:
-            final = codec_from_spec(self.sync_final_codec or "int8")
-            if not final.sends_all:
-                found.append(f"sync_final_codec must send every element, as int8 and bf16 do, got {final.spec!r}")
-        except ConfigurationError as error:
-            found += [problem.replace("sync_codec", "sync_final_codec") for problem in error.problems]
-        if not isinstance(self.sync_feedback_decay, int | float) or not 0 <= self.sync_feedback_decay <= 1:
-            found.append(f"sync_feedback_decay must be between 0 and 1, got {self.sync_feedback_decay!r}")
-        if not self.sync_error_feedback:
-            found += [
-                f"{name} acts only with sync_error_feedback, which remembers what was not sent, got "
-                f"{getattr(self, name)!r}: leave it out, or set sync_error_feedback"
-                for name, default in (("sync_feedback_decay", 1.0), ("sync_keep_unsent", False))
-                if getattr(self, name) != default
-            ]
-        return found
-
-    def _local_steps_problems(self) -> list[str]:
-        found = []
-        pace = None
-        try:
-            pace = Pace.parse(self.sync_every)
-        except ValueError as error:
-            found.append(f"sync_every {error}")
-        lr, momentum, fragments = self.sync_outer_lr, self.sync_outer_momentum, self.sync_fragments
-        if not isinstance(lr, int | float) or not 1e-6 <= lr <= 1e6:  # float32 has 0 for what is far below, see `outer`
-            found.append(f"sync_outer_lr must be a number from 1e-6 to 1e6, got {lr!r}")
-        if not isinstance(momentum, int | float) or (momentum != 0 and not 1e-6 <= momentum <= 1 - 1e-6):
-            found.append(f"sync_outer_momentum must be 0, or from 1e-6 to 0.999999, got {momentum!r}")
-        if self.sync_outer == "average" and (lr, momentum) != (1, 0):
-            found.append(
-                f"sync_outer='average' takes neither learning rate nor momentum, got sync_outer_lr={lr!r} and "
-                f"sync_outer_momentum={momentum!r}: use sync_outer='sgd' or 'nesterov'"
-            )
-        if self.sync_outer == "nesterov" and momentum == 0:
-            found.append("sync_outer='nesterov' needs sync_outer_momentum above 0, got 0: DiLoCo takes 0.9")
-        if not isinstance(fragments, int) or fragments < 1:
-            found.append(f"sync_fragments must be at least 1, got {fragments!r}")
-        elif pace is not None and fragments > 1 and (pace.first != pace.last or pace.last % fragments):
-            found.append(
-                f"sync_fragments must divide a fixed sync_every, so that each fragment is exchanged every sync_every "
-                f"steps, got {fragments} and {self.sync_every}"
-            )
-        if self.sync_lora_merge == "product" and (self.sync_outer, fragments) != ("average", 1):
-            found.append(
-                "sync_lora_merge='product' needs sync_outer='average' and sync_fragments=1, since the merged factors are "
-                f"those of the averaged products, got {self.sync_outer!r} and {fragments!r}"
-            )
-        if self.sync_lora_merge == "product" and self.sync_backend == "device":
-            found.append(
-                "sync_lora_merge='product' needs sync_backend='auto' or 'host', since the products are factored on the "
-                "host, got 'device'"
-            )
-        if self.sync_strategy == "every_step":
-            found += [
-                f"{name} acts only with sync_strategy='local_steps', got {getattr(self, name)!r}: set the strategy, or "
-                "leave it out"
-                for name, default in _LOCAL_STEPS_ONLY.items()
-                if getattr(self, name) != default
-            ]
-            if self.sync_lora_merge == "product":
-                found.append(
-                    "sync_lora_merge='product' acts only with sync_strategy='local_steps': with every_step all clusters "
-                    "hold the same A and B, so the mean of their gradients is exact"
-                )
-        return found
 
     def _roster_problems(self) -> list[str]:
         missing = [name for name in ("cluster", "clusters", "rendezvous") if not getattr(self, name)]
