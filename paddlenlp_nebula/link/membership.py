@@ -124,7 +124,7 @@ class Party:
             raise loss
         if len(self.link.members) < self._quorum:
             raise NebulaError(
-                f"{self._quorum} clusters are needed to go on (sync_quorum), left: {left}; {loss}"
+                f"{self._quorum} clusters are needed to go on (sync_quorum) but only {left} is left: {loss}"
             ) from loss
 
 
