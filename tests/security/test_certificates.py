@@ -19,6 +19,7 @@ from paddlenlp_nebula.security.certificates import (
     load_key,
     new_key,
     new_request,
+    new_signing_key,
     pem,
     pem_of_key,
     read_request,
@@ -73,6 +74,8 @@ def test_keys_come_back(tmp_path: Path) -> None:
         load_key(pem_of_key(key), "needless")
     with pytest.raises(SecurityError, match="must be a private key in PEM"):
         load_key(b"nothing")
+    with pytest.raises(SecurityError, match=r"tls_key must be an elliptic-curve key, got .*Ed25519PrivateKey"):
+        load_key(pem_of_key(new_signing_key()))
 
 
 def test_an_authority_comes_back() -> None:
