@@ -121,6 +121,8 @@ def cluster(name: str, **options: Any) -> None:
     if _make_holder(f"cluster {name}", name, name, new_key(), f"for {name}'s leader alone", given):
         where = variables(given.folder, name)
         click.echo(f"On {name}'s leader, with these two and {CA_CERTIFICATE} in place, set\n{where}")
+        if given.encrypt or given.passphrase_file:
+            click.echo("and NEBULA_TLS_KEY_PASSPHRASE_FILE to a file with the key's passphrase (mode 0600)")
 
 
 @keygen.command()

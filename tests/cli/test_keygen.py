@@ -49,6 +49,7 @@ def test_a_run_of_two() -> None:
     assert (mode("nebula-keys"), mode("nebula-keys/ca.key"), mode("nebula-keys/west.key")) == (0o700, 0o600, 0o600)
     for name in ("CA", "CERT", "KEY"):
         assert f"export NEBULA_TLS_{name}={Path.cwd()}/nebula-keys/" in west.output
+    assert "PASSPHRASE" not in west.output
 
 
 def test_a_certificate_is_renewed_in_its_place() -> None:
@@ -99,7 +100,8 @@ def test_encrypted_keys() -> None:
     open_identity(files("west"), "word", print)
     with pytest.raises(SecurityError, match="tls_cert and tls_key must be PEM files"):
         open_identity(files("west"), "ca-word", print)
-    nebula("keygen", "cluster", "east", "--encrypt", typed="of the CA\nof east\nof east\n")
+    east = nebula("keygen", "cluster", "east", "--encrypt", typed="of the CA\nof east\nof east\n")
+    assert "NEBULA_TLS_KEY_PASSPHRASE_FILE" in east.output
     assert check_own(Identity(files("east", passphrase="of east"))) is None
     wrong = nebula("keygen", "cluster", "north", typed="guess\n", fails=True)
     assert "its passphrase the right one" in wrong.output
