@@ -8,7 +8,7 @@ import click
 
 from paddlenlp_nebula.data.cache import Manifest
 from paddlenlp_nebula.data.clients import DataUnavailable
-from paddlenlp_nebula.data.registry import DATA_SETS, Request
+from paddlenlp_nebula.data.registry import DATA_SETS, SAMPLES, Request
 
 __all__ = ["data"]
 
@@ -23,14 +23,17 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )  # fmt: skip
 @click.option("--cache", type=_FOLDER, metavar="DIR", help="Default: $NEBULA_CACHE, else ~/.cache/paddlenlp_nebula.")
 @click.option("--langs", default="en-us", help="libreoffice-help: languages, comma-separated (en-us, de, fr, zh-cn).")
-@click.option("--output", type=_FOLDER, metavar="DIR", help="libreoffice-help-sections: write here, not to the cache.")
+@click.option(
+    "--output", type=_FOLDER, metavar="DIR",
+    help=f"{', '.join(SAMPLES)}: write the sample that comes with the package here, and nothing to the cache.",
+)  # fmt: skip
 def data(name: str, from_dir: Path | None, cache: Path | None, langs: str, output: Path | None) -> None:
     """Fetch NAME with the system's own clients, extract it, check its counts and cache it.
 
     Nothing is fetched when the cache has it already.
     """
-    if output is not None and name != "libreoffice-help-sections":
-        raise click.UsageError(f"--output is for libreoffice-help-sections only, got it with {name}; use --cache")
+    if output is not None and name not in SAMPLES:
+        raise click.UsageError(f"--output is for {' and '.join(SAMPLES)} only, got it with {name}; use --cache")
     if langs != "en-us" and name != "libreoffice-help":
         raise click.UsageError(f"--langs is for libreoffice-help only, got it with {name}")
     languages = [language.strip().lower() for language in langs.split(",")]
