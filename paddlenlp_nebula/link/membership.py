@@ -124,7 +124,8 @@ class Party:
             raise loss
         if len(self.link.members) < self._quorum:
             raise NebulaError(
-                f"{self._quorum} clusters are needed to go on (sync_quorum) but only {left} is left: {loss}"
+                f"{self._quorum} clusters are needed to go on (sync_quorum) but only {len(self.link.members)} of them "
+                f"({left}) can: {loss}"
             ) from loss
 
 

@@ -54,17 +54,18 @@ class Comeback:
     history: History = field(default_factory=History)
     _reunion: Reunion | None = None
 
-    def due(self, guest: str | None = None) -> str | None:
+    def due(self, guest: str | None = None, *, joins: bool = True) -> str | None:
         """The newcomer to be met now, between two steps, if there is one: this cluster itself, perhaps.
 
         Args:
             guest: one that all members have seen.
+            joins: whether this cluster would go over to others.
         """
         run = self.run
         returns = run.party.returns
         if returns is None or run.ended is not None:
             return None
-        if returns.invitation(run.number) is not None:
+        if joins and returns.invitation(run.number) is not None:
             return run.arguments.cluster_name
         if not run.party.link.peers:  # what it would give has been neither noised nor masked
             return None if run.arguments.hides_updates else next(iter(run.party.candidates()), None)

@@ -130,7 +130,9 @@ class LocalStepsRounds(Rounds):
                 if len(merge.batch_hashes) > 1:
                     self.comeback.history.note(run.number, self.exchange.parameter_digest(), merge.batch_hashes)
                 return {
-                    "newcomer": self.comeback.due(merge.guest),
+                    "newcomer": self.comeback.due(merge.guest, joins=not merge.final)
+                    if meets and not merge.split
+                    else None,
                     "parts": merge.parts,
                     "members": len(merge.batch_hashes),
                     "share": float(merge.shares[self._arguments.cluster_name]),

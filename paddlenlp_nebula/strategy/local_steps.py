@@ -60,6 +60,7 @@ class Merge:
         batch_hashes: member -> hash of its first batch (round 1), else 0.
         final: nobody takes a further step.
         ended_by: members that take no further step although this one would: nobody goes further.
+        split: some members end here and others do not, so nobody is to be met after this round.
         guest: a cluster that has come back, to be taken in now.
     """
 
@@ -70,6 +71,7 @@ class Merge:
     batch_hashes: Mapping[str, int]
     final: bool
     ended_by: tuple[str, ...]
+    split: bool = False
     guest: str | None = None
 
 
@@ -326,7 +328,8 @@ class LocalSteps:
                 self._backend.add(values, change, share[member])
         ended_by = () if work.final else enders
         guest = common_guest(openings, link.clusters)
-        return Merge(parts, values, share, min(speeds), hashes, final, ended_by, guest), changes
+        split = 0 < len(enders) < len(openings)
+        return Merge(parts, values, share, min(speeds), hashes, final, ended_by, split, guest), changes
 
 
 def apply_merge(

@@ -488,6 +488,14 @@ def test_what_is_known_to_be_wrong_is_not_in_a_checkpoint() -> None:
     assert Rounds.remembered(rounds) is None
 
 
+def test_a_group_that_ends_as_planned_goes_over_to_nobody() -> None:
+    group = clusters_of((HOST,) * 3)
+    part(group, "cedar")
+    summon(group, "amber")
+    assert group["amber"].comeback.due("cedar") == "amber"
+    assert group["amber"].comeback.due("cedar", joins=False) == "cedar"
+
+
 def test_a_newcomer_that_is_gone_at_once() -> None:
     group = clusters_of((HOST,) * 3)
     all_do(group, lambda cluster, i: cluster.trains([1, 2], i, 10.0))
