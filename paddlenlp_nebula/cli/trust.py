@@ -69,7 +69,7 @@ def sign(request: Path, folder: Path, days: int, yes: bool, ca_passphrase_file: 
         f"{request} asks for a certificate for {found.holder}; its key's fingerprint is\n    {found.fingerprint}"
     )
     if not yes:
-        click.confirm("Is that what the other site sees?", abort=True, err=True)
+        _confirm("Is that what the other site sees?")
     authority = load_authority(folder, ca_passphrase_file)
     write_certificate(authority, found.holder, found.name, found.key, days, request.with_suffix(".pem"))
     click.echo(f"Send it back to {found.name}, with {CA_CERTIFICATE} if it has none yet.")
@@ -101,9 +101,18 @@ def add(ca: Path, bundle: Path, yes: bool) -> None:
             )
         _show(ca, found, [], asked=False)
     if not yes:
-        click.confirm(f"Trust it in {bundle}?", abort=True, err=True)
+        _confirm(f"Trust it in {bundle}?")
     write_public(bundle, b"".join(map(pem, [*there, *new])))
     click.echo(f"{click.style('wrote', fg='green')} {bundle}  ({len(there) + len(new)} CAs)")
+
+
+def _confirm(question: str) -> None:
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort as error:  # also where nobody can be asked
+        raise click.ClickException(
+            "nothing was written: answer y, or add --yes when you have compared the fingerprints"
+        ) from error
 
 
 def certificates_in(path: Path) -> list[x509.Certificate]:
