@@ -1,4 +1,4 @@
-"""The book of measured times: ``python -m tests.faults.figures`` prints it as a table.
+"""The book of measured times: ``python -m tests.faults.figures`` prints it as two tables.
 
 Each test run adds to nebula-faults.json in the folder for temporary files (NEBULA_FAULTS_JSON names another).
 """
@@ -46,13 +46,17 @@ class Book:
 
 
 def table() -> str:
-    """The file as a Markdown table."""
-    rows = ["| fault | the other log names it after | limit | the other cluster |", "|---|---|---|---|"]
+    """The file as Markdown: what was noticed when, and who was back when."""
+    losses = ["| fault | the other log names it after | limit | the other cluster |", "|---|---|---|---|"]
+    returns = ["| what comes back | together again after |", "|---|---|"]
     for fault, entry in _read().items():
         seconds = "-" if entry["seconds"] is None else f"{entry['seconds']:.2f} s"
         limit = "-" if entry["limit_s"] is None else f"{entry['limit_s']:g} s"
-        rows.append(f"| {fault} | {seconds} | {limit} | {entry['outcome']} |")
-    return "\n".join(rows)
+        if entry["outcome"].startswith("together"):
+            returns.append(f"| {fault.removesuffix(': return')} | {seconds} |")
+        else:
+            losses.append(f"| {fault} | {seconds} | {limit} | {entry['outcome']} |")
+    return "\n".join([*losses, "", *returns])
 
 
 def _path() -> Path:
