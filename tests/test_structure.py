@@ -38,9 +38,9 @@ LAYERS = [
     ["checkpoint"],
     ["rounds"],
     ["farewell"],
-    ["distill"],
     ["callback"],
     ["trainer"],
+    ["distill"],
     ["__init__"],  # the public names, from anywhere above
     ["data", "bench"],
     ["recipe"],
@@ -143,7 +143,7 @@ def in_a_fresh_interpreter(program: str) -> str:
 
 
 LIGHT = ["arguments", "errors", "forking", "ledger.ledger", "codec.registry", "launch.roster", "cli.main"]
-LIGHT += ["distill.agreement", "distill.knowledge.registry", "distill.losses.spec"]
+LIGHT += ["distill.agreement", "distill.arguments", "distill.knowledge.registry", "distill.losses.spec"]
 LIGHT += [
     dotted(path)
     for path in MODULES

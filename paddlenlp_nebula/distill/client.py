@@ -51,27 +51,32 @@ class Client:
         """
         ahead: deque[tuple[int, T]] = deque()
         source, position, came_back = iter(batches), first, time.perf_counter()
-        while True:
-            while len(ahead) < max((tutor.ahead for tutor in self.tutors), default=1):
-                try:
-                    batch = next(source)
-                except StopIteration:
-                    break
+        try:
+            while True:
+                while len(ahead) < max((tutor.ahead for tutor in self.tutors), default=1):
+                    try:
+                        batch = next(source)
+                    except StopIteration:
+                        break
+                    for tutor in self.tutors:
+                        tutor.ask(position, inputs_of(batch))
+                    ahead.append((position, batch))
+                    position += 1
+                if not ahead:
+                    return
+                own = time.perf_counter() - came_back
+                at, batch = ahead.popleft()
+                answers = {}
                 for tutor in self.tutors:
-                    tutor.ask(position, inputs_of(batch))
-                ahead.append((position, batch))
-                position += 1
-            if not ahead:
-                return
-            own = time.perf_counter() - came_back
-            at, batch = ahead.popleft()
-            answers = {}
-            for tutor in self.tutors:
-                before = tutor.account.seconds_waiting
-                answers[tutor.name] = tutor.take(at)
-                tutor.pace.stepped(own, tutor.account.seconds_waiting - before)
-            came_back = time.perf_counter()
-            yield batch, answers
+                    before = tutor.account.seconds_waiting
+                    answers[tutor.name] = tutor.take(at)
+                    tutor.pace.stepped(own, tutor.account.seconds_waiting - before)
+                came_back = time.perf_counter()
+                yield batch, answers
+        finally:
+            for at, _ in ahead:  # somebody stops in the middle
+                for tutor in self.tutors:
+                    tutor.forget(at)
 
     def leave(self, reason: str, *, deliberate: bool) -> None:
         """Say goodbye to all teachers and free everything. Idempotent."""

@@ -91,6 +91,7 @@ class _Pending:
     extent: Extent
     asked_at: float | None = None
     answer: Answer | None = None
+    forgotten: bool = False  # nobody wants the answer any more, but it will come
 
 
 class Tutor:
@@ -176,6 +177,8 @@ class Tutor:
         if self.cache is not None and (found := self.cache.get(identity)) is not None:
             pending.answer = found
             self.account.cached += 1
+        if position in self._pending:
+            raise ValueError(f"batch {position} is asked about already")
         self._pending[position] = pending
         self._largest = max(self._largest, sum(kind.bound(extent) for kind in self.wish.kinds))
         self.pace.most = max(
@@ -222,6 +225,14 @@ class Tutor:
         self.account.seconds_decoding += time.perf_counter() - start
         self._send()
         return arrays
+
+    def forget(self, position: int) -> None:
+        """The answer about a batch is not wanted after all."""
+        pending = self._pending[position]
+        if pending.asked_at is None or pending.answer is not None:
+            del self._pending[position]
+        else:
+            pending.forgotten = True
 
     def leave(self, reason: str, *, deliberate: bool) -> None:
         """Say goodbye and free everything. Idempotent."""
@@ -338,6 +349,8 @@ class Tutor:
         self.pace.answered(time.perf_counter() - pending.asked_at, teacher_s, waiting)
         if self.cache is not None:
             self.cache.put(answer)
+        if pending.forgotten:
+            del self._pending[answer.identity.position]
 
     def _lose(self, loss: PeerLost) -> None:
         """The teacher is away; what it has not answered is asked again when it is back."""
@@ -346,5 +359,6 @@ class Tutor:
             self.account.losses += 1
             self._report(f"teacher {self.name!r} was lost: {loss.reason}")
         self._there, self._loss = False, loss
+        self._pending = {at: pending for at, pending in self._pending.items() if not pending.forgotten}
         for pending in self._pending.values():
             pending.asked_at = None
