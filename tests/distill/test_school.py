@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddlenlp_nebula.distill.client import Client
 from paddlenlp_nebula.distill.identity import Identity, batch_fingerprint
 from paddlenlp_nebula.distill.messages import Answer, Question
 from paddlenlp_nebula.distill.offer import note_of
@@ -433,3 +434,27 @@ def test_no_more_is_held_than_memory_allows() -> None:
     told, client = good(at_once(parts))["birch"]
     check(told, BATCHES, "amber")
     assert client.tutors[0].pace.most == 2
+
+
+def test_who_stops_in_the_middle_can_begin_anew() -> None:
+    """What was asked ahead and is not wanted any more does not stand in the way."""
+
+    def fickle() -> Any:
+        tutor = Tutor(ends["birch"], wish(), Manners())
+        client = Client([tutor])
+        client.meet(5)
+        for number in range(4):
+            rounds = client.accompany(BATCHES, lambda inputs: inputs, first=100 * number)
+            told = [next(rounds)[1] for _ in range(3)]
+            check(told, BATCHES[:3], "amber")
+            rounds.close()
+        told = [answers for _, answers in client.accompany(BATCHES, lambda inputs: inputs, first=1000)]
+        client.leave("done", deliberate=True)
+        return told, tutor
+
+    ends = stars("amber", ["birch"])
+    parts = {"amber": serve(ends["amber"], answer=lambda asked: answer(asked, seconds=0.005)), "birch": fickle}
+    told, tutor = good(at_once(parts))["birch"]
+    check(told, BATCHES, "amber")
+    assert tutor.account.asked > 24
+    assert not tutor._pending
