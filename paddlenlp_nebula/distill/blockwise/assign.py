@@ -54,8 +54,9 @@ def assign(times: Sequence[npt.NDArray[np.float64]], transfer_s: Sequence[float]
     A stage takes the sum of its blocks' times. Computing and transfer go on side by side, so a batch takes the longest
     of all stages and of all transfers between clusters; within a cluster transfers are taken to cost nothing.
 
-    Dynamic programming over the blocks done so far, cluster by cluster: O(N^2 P^2) time for N blocks in a cluster of P
-    processes, and O(N P) memory.
+    Dynamic programming over the blocks done so far, cluster by cluster: for N blocks in a cluster of P processes
+    O(N^2 P^2) steps, and O(N P) assignments of at most N stages held at once. Exact: a longest
+    time never falls where a beginning is replaced by a slower one.
 
     Args:
         times: for each cluster seconds, shape (N, P): [b, r - 1] is block b's (teacher and student) with a batch divided

@@ -47,9 +47,9 @@ class Parts:
 
 
 def parts_of(model: Any) -> Parts:
-    """The parts of one of PaddleNLP's encoders (BERT's family) or decoders (Llama's), with or without a head.
+    """The parts of one of PaddleNLP's encoders built as BertModel is, or decoders as LlamaModel; a head is left out.
 
-    An encoder's token types are all 0; its pooler and any head are left out.
+    An encoder's token types are all 0, and its pooler is left out, too.
 
     Raises:
         NebulaError: the model is of neither form.
