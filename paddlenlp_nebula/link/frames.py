@@ -84,8 +84,8 @@ class Frame:
         length: payload bytes that follow.
         epoch: number of the member list the sender works under.
         round: exchange number, from 1; 0 outside of rounds.
-        part: bucket number within a round.
-        flags: meaning depends on ``kind``.
+        part: bucket number within a round; of an ANSWER, microseconds that the teacher took for it.
+        flags: meaning depends on ``kind``; of an ANSWER, how many questions waited when the teacher began.
         checksum: xxh3-64 of the payload.
     """
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,7 @@ def trained(
     serving: Callable[[Service], None] = lambda service: None,
     vocabulary: int = VOCABULARY,
     steps: int = 8,
+    student: Callable[[], Any] = Student,
     **settings: Any,
 ) -> tuple[Any, list[Service]]:
     """Train over loopback; the losses of all steps (or what was raised), and the teachers' services."""
@@ -139,7 +141,7 @@ def trained(
         with unique_name.guard():
             paddle.seed(3)
             trainer = DistillTrainer(
-                model=Student(),
+                model=student(),
                 args=arguments,
                 train_dataset=Sentences(),
                 tokenizer=known,
@@ -242,6 +244,43 @@ def test_the_teachers_labels_take_the_place_of_the_datas(tmp_path: Path) -> None
     mine = float(paddle.nn.functional.cross_entropy(logits, paddle.to_tensor(every)))
     theirs = float(paddle.nn.functional.cross_entropy(logits, paddle.to_tensor(TABLE[every].argmax(axis=1))))
     assert abs(losses[0] - theirs) < abs(losses[0] - mine)
+
+
+class Classifier(paddle.nn.Layer):
+    """Three classes, from the mean of a sample's embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(num_labels=3)
+        self.table = paddle.nn.Embedding(VOCABULARY, 3)
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None) -> Any:
+        weights = (attention_mask / attention_mask.sum(axis=1, keepdim=True)).unsqueeze(-1)
+        logits = (self.table(input_ids) * weights).sum(axis=1)
+        return logits.square().mean(), logits
+
+
+def test_a_classifier_learns_one_row_for_each_sample(tmp_path: Path) -> None:
+    def always_the_second(asked: Batch) -> Any:
+        rows = asked.extent.rows
+        assert rows == len(asked.inputs["input_ids"])
+        logs = np.log(np.tile(np.float32([0.8, 0.1, 0.1]), (rows, 1)))
+        ids = np.tile(np.int32([1, 0, 2]), (rows, 1))
+        return {"ids": ids, "log_probabilities": logs, "log_tail": np.full(rows, -80, np.float32)}
+
+    losses, _ = trained(
+        tmp_path,
+        answers=always_the_second,
+        student=Classifier,
+        vocabulary=3,
+        steps=24,
+        distill_places="samples",
+        distill_knowledge="logits:top3,fp16",
+        distill_loss="kl",
+    )
+    assert len(losses) == 24, losses
+    assert losses[0] > 0.1
+    assert losses[-1] < 0.3 * losses[0]
 
 
 def test_another_vocabulary_ends_it_before_anything_is_trained(tmp_path: Path) -> None:
