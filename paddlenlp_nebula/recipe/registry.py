@@ -61,5 +61,10 @@ RECIPES = {
             "supervised fine-tuning from a PaddleNLP user's own flat JSON file",
             "paddlenlp_nebula.recipe.sft",
         ),
+        Recipe(
+            "translate",
+            "train a small T5 from scratch to translate",
+            "paddlenlp_nebula.recipe.translate",
+        ),
     )
 }
