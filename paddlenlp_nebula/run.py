@@ -15,7 +15,7 @@ from typing import Any
 from paddlenlp.utils.log import logger
 
 from paddlenlp_nebula.arguments import NebulaArguments
-from paddlenlp_nebula.errors import NebulaError
+from paddlenlp_nebula.errors import NebulaError, PeerLost
 from paddlenlp_nebula.ledger.ledger import Ledger, Round
 from paddlenlp_nebula.link.door import Event
 from paddlenlp_nebula.link.frames import Kind
@@ -37,6 +37,8 @@ _SECURITY = {
     "tls": "tls (TLS 1.3 with certificates on both sides)",
     "none": "none (nothing on the links is encrypted or authenticated)",
 }
+
+_Notes = dict[str, dict[str, Any]]
 
 
 class Run:
@@ -84,8 +86,12 @@ class Run:
         joined = self.local.lead(self._join)
         self.alone, self.theirs = joined["alone"], joined["theirs"]
 
-    def notes(self, note: Mapping[str, Any]) -> dict[str, Any]:
+    def notes(self, note: Mapping[str, Any], check: Callable[[_Notes], _Notes] = lambda notes: notes) -> dict[str, Any]:
         """Exchange a small JSON object with all members; every local process gets member -> object.
+
+        Args:
+            note: this cluster's.
+            check: called on the leader once training has begun; returns all, or raises PeerLost for whose is none.
 
         Raises:
             PeerLost: a cluster is lost although training has not begun: nobody would gain by going on.
@@ -95,7 +101,7 @@ class Run:
             party = self.party
             if not self._prepared:
                 return {"notes": all_gather_notes(party.link, note)}
-            return {"notes": party.together(lambda number: all_gather_notes(party.link, note, round=number))}
+            return {"notes": party.together(lambda number: check(all_gather_notes(party.link, note, round=number)))}
 
         return dict(self.lead(exchange)["notes"])
 
@@ -175,7 +181,7 @@ class Run:
     def agree_on_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The mean over the members of each metric (a plain mean, in the configured order)."""
         start = time.perf_counter()
-        notes = self.notes({"metrics": dict(metrics)})
+        notes = self.notes({"metrics": dict(metrics)}, _with_metrics)
         self.ledger.seconds_exposed += time.perf_counter() - start  # above all waiting for the slowest evaluation
         if self._link is not None:
             self._count_bytes()
@@ -359,3 +365,13 @@ class Run:
     def _say(self, sentence: str) -> None:
         if self.local.is_leader:
             logger.info(f"nebula: {sentence}")
+
+
+def _with_metrics(notes: _Notes) -> _Notes:
+    """The members' notes, if each has metrics; ``PeerLost`` otherwise, which all see alike."""
+    for member, note in notes.items():
+        try:
+            note["metrics"] = {name: float(value) for name, value in note["metrics"].items()}
+        except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise PeerLost(member, f"its metrics must be numbers by name, got {note!r:.80}") from error
+    return notes

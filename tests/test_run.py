@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,15 @@ import pytest
 
 import paddlenlp_nebula.run as run_module
 from paddlenlp_nebula import NebulaArguments
+from paddlenlp_nebula.errors import PeerLost
 from paddlenlp_nebula.ledger.ledger import Ledger
 from paddlenlp_nebula.link.door import Event
 from paddlenlp_nebula.link.frames import Kind
+from paddlenlp_nebula.link.membership import Party
+from paddlenlp_nebula.link.notes import pack_note
 from paddlenlp_nebula.run import Run
+
+from .link.clusters import at_once, meet
 
 
 def run(**settings: Any) -> Run:
@@ -41,3 +47,28 @@ def test_a_stranger_at_the_door_is_logged_and_nothing_else(monkeypatch: pytest.M
     mine._on_event(Event(Kind.REFUSED, "", body))
     assert said == ["nebula: refused at the door, 192.0.2.1 (no. 10 of its sort): it must speak TLS"]
     assert mine.ledger.degradations == []
+
+
+@pytest.mark.parametrize("metrics", [None, 7, [0.5], {"loss": None}, {"loss": "much"}, {"loss": 10**400}])
+def test_a_member_whose_metrics_are_none_is_lost_and_the_others_go_on(metrics: Any) -> None:
+    links = meet("amber", "birch", "cedar")
+    west, east, bad = ("amber", "birch", "cedar")
+
+    def honest(name: str, loss: float) -> tuple[dict[str, float], tuple[str, ...]]:
+        mine = run()
+        mine._link = links[name]
+        mine._party = Party(links[name], on_loss="continue", quorum=1, report=mine.degrade)
+        mine._prepared = True
+        agreed = mine.agree_on_metrics({"loss": loss})
+        assert any("its metrics must be numbers by name" in sentence for sentence in mine.ledger.degradations)
+        return agreed, links[name].members
+
+    def hostile() -> None:
+        links[bad].post(Kind.NOTE, pack_note({} if metrics is None else {"metrics": metrics}), round=1)
+        with contextlib.suppress(PeerLost):
+            while links[bad]._await(west):
+                links[bad]._consume(west)
+        links[bad].close()
+
+    found = at_once({west: lambda: honest(west, 1.0), east: lambda: honest(east, 2.0), bad: hostile}, timeout_s=60)
+    assert found[west] == found[east] == ({"loss": 1.5}, (west, east))

@@ -210,6 +210,8 @@ class Returns:
             raise ProtocolError(f"cluster {guest!r} must name clusters of the run as members, got {members!r:.80}")
         if guest not in members:
             raise ProtocolError(f"cluster {guest!r} must be a member of its own group, got {members}")
+        if len({*members}) < len(members):  # one would look like many, and take us out of our group
+            raise ProtocolError(f"cluster {guest!r} must name each member of its group once, got {members!r:.80}")
         if not isinstance(number, int) or not 0 <= number < 1 << 63:
             raise ProtocolError(f"cluster {guest!r} must say how far it has come, got {number!r:.80}")
         if kind is Kind.PRESENT:

@@ -110,9 +110,10 @@ def read_manifest(folder: Path) -> Manifest:
             f"a folder that was signed must hold {MANIFEST}, but in {str(folder)!r} it cannot be read: {error.strerror}",
             _CATEGORY,
         ) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        _refuse(path, "it is not a file")
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            _refuse(path, "it is not a file")
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         _refuse(path, f"it has more than {MAX_BYTES} bytes")
@@ -199,7 +200,7 @@ def wrong_with(path: Any) -> str | None:
         return "must be made of printable characters other than backslashes"
     if {"", ".", ".."} & set(parts):
         return "must be relative and stay in the folder"
-    return "must not be that of the manifest" if path == MANIFEST else None
+    return "must not be that of the manifest" if parts[0] == MANIFEST else None
 
 
 def look_at(folder: Path) -> dict[str, File]:

@@ -153,6 +153,12 @@ def test_an_invitation_by_a_group_that_is_smaller_by_now_does_not_count(alone: R
         (Kind.PRESENT, {"members": ["amber", ["amber"]], "number": 1}, "must name clusters of the run"),
         (Kind.PRESENT, {"members": ["cedar"], "number": 1}, "must be a member of its own group"),
         (Kind.PRESENT, {"members": [], "number": 1}, "must be a member of its own group"),
+        (Kind.PRESENT, {"members": ["amber", "amber"], "number": 1}, "name each member of its group once"),
+        (
+            Kind.INVITE,
+            {"members": ["amber", "birch", "amber"], "number": 1, "epoch": 1},
+            "name each member of its group once",
+        ),
         (Kind.PRESENT, {"members": ["amber"]}, "how far it has come"),
         (Kind.PRESENT, {"members": ["amber"], "number": -1}, "how far it has come"),
         (Kind.PRESENT, {"members": ["amber"], "number": 1 << 64}, "how far it has come"),

@@ -164,6 +164,7 @@ def test_what_is_no_file(folder: Path, authority: Authority) -> None:
         ("\u202eexe", "printable"),
         ("\udcff", "printable"),
         (MANIFEST, "that of the manifest"),
+        (f"{MANIFEST}/a", "that of the manifest"),
         (7, "no string"),
         (None, "no string"),
         (["a"], "no string"),
@@ -238,6 +239,9 @@ def test_an_endless_or_linked_manifest_is_not_read(signed: Path, authority: Auth
     refused(signed, authority, "it cannot be read: Too many levels")
     (signed / MANIFEST).unlink()
     os.mkfifo(signed / MANIFEST)
+    refused(signed, authority, "it is not a file")
+    (signed / MANIFEST).unlink()
+    (signed / MANIFEST).mkdir()
     refused(signed, authority, "it is not a file")
 
 
