@@ -180,6 +180,7 @@ class Reunion:
             self._await_acceptance(newcomer, patience_s)
         notes = self._introductions(number, bearings)
         self._compare(notes, newcomer, hosts[0])
+        self._check_steps(notes, bearings)
         share, work, common, apart = self._shares(notes, newcomer, hosts)
         donor = self._donor(number, newcomer, hosts)
         fetches = joins and not share
@@ -247,6 +248,13 @@ class Reunion:
             raise HandshakeError(f"cluster {newcomer!r} cannot come back: {sentence}")
         self._link.deliver(newcomer, _LAST_WORD_S)  # our note, from which it concludes the same
         raise PeerLost(newcomer, sentence)
+
+    def _check_steps(self, notes: Mapping[str, Introduction], bearings: Bearings) -> None:
+        """Nobody is taken beyond the end, whatever a host says is planned: only the first one's plan is compared."""
+        planned = bearings.fields.get("max_steps")
+        for member, note in notes.items():
+            if isinstance(planned, int) and note.step > planned:
+                raise PeerLost(member, f"it must stand at a step of {planned} (max_steps) at most, got {note.step}")
 
     def _shares(
         self, notes: Mapping[str, Introduction], newcomer: str, hosts: Sequence[str]

@@ -599,6 +599,23 @@ def test_nobody_is_taken_beyond_the_end_by_a_newcomer() -> None:
     assert Introduction.parse({**note, "step": 100}, "").step == 100
 
 
+def test_nobody_is_taken_beyond_the_end_by_a_host_with_a_plan_of_its_own() -> None:
+    group = sides(3, "cedar", (5.0,) * 3)
+
+    def act() -> None:
+        link = group["birch"].link
+        note = {**GOOD, "step": 1 << 50, "fields": {**FIELDS, "max_steps": 1 << 50}}
+        link.post(Kind.REUNION, pack_note(note), round=COMMON + 1)
+        linger(link)
+        link.close()
+
+    outcomes = at_once({"amber": group["amber"].reunite, "cedar": group["cedar"].reunite, "birch": act}, timeout_s=60)
+    for name in ("amber", "cedar"):
+        assert outcomes[name].step == 70
+        assert group[name].link.members == ("amber", "cedar")
+        assert any("at most, got 1125899906842624" in sentence for sentence in group[name].events)
+
+
 def test_a_donor_that_lies_is_left() -> None:
     group = sides(3, "amber", (0.0, 5.0, 5.0), states=())
     group["amber"].link.rtt_s["birch"] = 0.0
