@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from paddlenlp_nebula.errors import ChannelLost, NebulaError
@@ -84,11 +85,17 @@ class Connector:
     Args:
         door: where they come to.
         credentials: for TLS; None leaves links plain.
+        report: told, in a sentence and from the thread, why a link does not come up, at the second try that fails; the
+            first may have come at a bad moment.
     """
 
-    def __init__(self, door: Door, credentials: Credentials | None) -> None:
+    def __init__(
+        self, door: Door, credentials: Credentials | None, report: Callable[[str], None] = lambda sentence: None
+    ) -> None:
         self._door = door
         self._credentials = credentials
+        self._report = report
+        self._failures: Counter[str] = Counter()  # peer -> in a row
         self._lock = threading.Lock()
         self._wanted: frozenset[str] = frozenset()
         self._joinings: dict[str, Joining] = {}
@@ -113,6 +120,7 @@ class Connector:
             for peer in ready:
                 self._backoff.relax(peer)
                 self._asked.pop(peer, None)
+                self._failures.pop(peer, None)
             return {peer: self._joinings.pop(peer).courier for peer in ready}
 
     def close(self) -> None:
@@ -135,8 +143,8 @@ class Connector:
                 for peer in self._wanted & arrived:
                     try:
                         self._advance(peer)
-                    except (NebulaError, OSError):  # a courier that does not start, a peer that is gone again
-                        self._put_off(peer)
+                    except (NebulaError, OSError) as error:  # a courier that does not start, a peer that is gone again
+                        self._put_off(peer, error)
 
     def _advance(self, peer: str) -> None:
         now, joining, port = time.monotonic(), self._joinings.get(peer), self._door.port(peer)
@@ -161,9 +169,15 @@ class Connector:
         self._joinings[peer] = joining = Joining(self._door, peer, self._credentials)
         return joining
 
-    def _put_off(self, peer: str) -> None:
+    def _put_off(self, peer: str, error: Exception) -> None:
         """The attempt has failed: try again, less and less often."""
         self._give_up(peer)
+        self._failures[peer] += 1
+        if self._failures[peer] == 2:
+            reason = error.reason if isinstance(error, ChannelLost) else error
+            self._report(
+                f"cluster {peer!r} is there again, but the link to it does not come up: {reason}; it is tried on"
+            )
         self._backoff.failed(peer, _RETRY_S, _LONGEST_RETRY_S)
 
     def _give_up(self, peer: str) -> None:

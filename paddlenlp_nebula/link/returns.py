@@ -85,7 +85,7 @@ class Returns:
         assert isinstance(door, Door)
         self._link = link
         self._door = door
-        self._connector = Connector(door, credentials)
+        self._connector = Connector(door, credentials, report)
         self._knocker = Knocker(door, report)
         self._present: dict[str, Group] = {}  # guest -> its group
         self._invitations: dict[str, Invitation] = {}  # by the member that has sent it

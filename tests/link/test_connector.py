@@ -19,6 +19,9 @@ from .test_door import until
 pytestmark = pytest.mark.timeout(30)
 
 
+SAID: list[str] = []
+
+
 class FakeDoor:
     cluster, clusters = "amber", ("amber", "birch")
 
@@ -68,7 +71,8 @@ def door(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
 
 @pytest.fixture
 def joins(door: FakeDoor) -> Iterator[Connector]:
-    found = Connector(door, None)  # type: ignore[arg-type]
+    found = Connector(door, None, SAID.append)  # type: ignore[arg-type]
+    SAID.clear()
     yield found
     found.close()
 
@@ -98,3 +102,14 @@ def test_who_comes_anew_does_not_wait(joins: Connector, door: FakeDoor, monkeypa
     door.there = {"amber", "birch"}
     until(lambda: joins.take())
     assert time.monotonic() - start < 0.6
+
+
+@pytest.mark.parametrize(("failures", "said"), [(1, False), (2, True), (5, True)])
+def test_why_a_link_does_not_come_up_is_said_once(
+    joins: Connector, failures: int, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeCourier, "faults", [ChannelLost("birch", "its certificate has expired")] * failures)
+    joins.want(["birch"])
+    until(lambda: joins.take())
+    sentence = "cluster 'birch' is there again, but the link to it does not come up: its certificate has expired"
+    assert [f"{sentence}; it is tried on"] * said == SAID
