@@ -105,8 +105,8 @@ class Accountant:
         if not resumed:
             return None
         try:
-            self.restore(json.loads(path.read_text()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.restore(json.loads(path.read_text(), parse_constant=int))  # which takes neither NaN nor Infinity
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             return (
                 f"{path} must hold the rounds with noise, and cannot be read ({error!r}): privacy_epsilon does not count "
                 "those that were taken after the checkpoint"

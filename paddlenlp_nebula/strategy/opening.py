@@ -15,6 +15,7 @@ __all__ = ["FINAL", "Opening", "common_guest", "first_difference", "guest_bits",
 
 FINAL = 1
 """Flag of a ROUND frame: this member takes no further step."""
+_LARGEST_WEIGHT = 2.0**63  # samples or tokens; the sum of all must not become infinite, or every share would be 0
 # Step, weight, hash of the first batch, seconds per step, guests; then digests and presence bits.
 _HEAD = struct.Struct("!QdQdQ")
 
@@ -59,8 +60,10 @@ class Opening:
         if len(payload) != wanted:
             raise ProtocolError(f"a ROUND message from cluster {member!r} must be {wanted} bytes, got {len(payload)}")
         step, weight, batch_hash, step_s, guests = _HEAD.unpack_from(payload)
-        if not 0 <= weight < float("inf"):
-            raise ProtocolError(f"the weight of cluster {member!r} must be finite and not negative, got {weight}")
+        if not 0 <= weight <= _LARGEST_WEIGHT:
+            raise ProtocolError(
+                f"the weight of cluster {member!r} must be finite and not negative, {_LARGEST_WEIGHT:g} at most, got {weight}"
+            )
         if not 0 <= step_s < float("inf"):
             raise ProtocolError(f"the seconds per step of cluster {member!r} must be finite, got {step_s}")
         digests = struct.unpack_from(f"!{buckets}Q", payload, _HEAD.size)

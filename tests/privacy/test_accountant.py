@@ -119,7 +119,17 @@ def test_rounds_between_a_checkpoint_and_a_crash_are_counted(tmp_path: Path) -> 
     assert [path.name for path in journal.parent.iterdir()] == [journal.name]
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        "[]",
+        "{}",
+        '{"rounds": 1e999, "model": 1.0, "members": 1.0}',
+        '{"rounds": 3, "model": NaN, "members": 1.0}',
+    ],
+)
 def test_a_journal_that_is_lost_is_named(tmp_path: Path, content: str | None) -> None:
     journal = tmp_path / "nebula_privacy.json"
     if content is not None:

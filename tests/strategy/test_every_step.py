@@ -393,7 +393,7 @@ def test_a_payload_of_the_wrong_size_costs_its_sender_the_membership(
         assert reason in amber.link.losses()["birch"].reason
 
 
-@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, 1.7e308])
 def test_an_impossible_weight_is_refused(weight: float) -> None:
     amber, birch = members(2, on_loss="continue")
     put(birch, packed(Kind.ROUND, opening_of(birch, weight=weight), round=1))
