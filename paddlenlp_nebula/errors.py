@@ -76,10 +76,12 @@ class PeerLost(NebulaError):
         peer: name of the lost cluster.
         reason: what was observed or what the cluster itself gave as its reason.
         deliberate: the cluster said goodbye because its training is over, rather than failed.
+        also: others that are lost at the same moment: to lose one after the other would break up those who stay.
     """
 
-    def __init__(self, peer: str, reason: str, *, deliberate: bool = False) -> None:
+    def __init__(self, peer: str, reason: str, *, deliberate: bool = False, also: Sequence[PeerLost] = ()) -> None:
         self.peer = peer
         self.reason = reason
         self.deliberate = deliberate
+        self.also = tuple(also)
         super().__init__(f"cluster {peer!r} is gone: {reason}")

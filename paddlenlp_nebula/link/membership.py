@@ -81,7 +81,8 @@ class Party:
             except EpochProposed:
                 pass
             except PeerLost as loss:
-                self._lose(loss)
+                for each in (loss, *loss.also):
+                    self._lose(each)
             committed = agree_on_members(self.link, self.number, self._lose)
             if complete and (committed >= number or not self.link.peers):
                 break
@@ -107,6 +108,8 @@ class Party:
 
     def _lose(self, loss: PeerLost) -> None:
         if loss.peer == self.link.cluster:  # the others see the same in what it has sent, and go on without it
+            if not self.link.peers:
+                raise loss  # alone it would find the same again and again
             for peer in self.link.peers:
                 self._lose(PeerLost(peer, f"it cannot go on with what this cluster has sent: {loss.reason}"))
             return

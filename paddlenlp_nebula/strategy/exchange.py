@@ -328,7 +328,9 @@ class Exchange:
         if not self._resync or (right := majority({name: theirs.digests for name, theirs in openings.items()})) is None:
             raise NebulaError(sentence)
         self.diverged = cluster not in right
-        raise PeerLost(right[0] if self.diverged else next(name for name in openings if name not in right), sentence)
+        # Who is wrong goes alone, not with others that are wrong in another way.
+        wrong = [cluster] if self.diverged else [name for name in openings if name not in right]
+        raise PeerLost(wrong[0], sentence, also=[PeerLost(name, sentence) for name in wrong[1:]])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from paddlenlp_nebula.strategy.every_step import Average
 from paddlenlp_nebula.strategy.initial import spread_parameters
 from paddlenlp_nebula.strategy.opening import first_difference, majority
 
-from ..link.clusters import NAMES
+from ..link.clusters import NAMES, meet
 from .members import together
 from .test_every_step import Averager, members
 
@@ -47,6 +47,22 @@ def test_the_odd_one_out_leaves_and_the_majority_goes_on(count: int, odd: int) -
         (sentence,) = found[i].sentences
         assert f"cluster {NAMES[odd]!r} was lost" in sentence
         assert "must hold identical parameters before round 1, but bucket" in sentence
+
+
+@pytest.mark.parametrize("spoilt", [{1: 2.0, 3: 2.0}, {1: 2.0, 3: 3.0}, {0: 2.0, 1: 2.0}, {0: 2.0, 1: 3.0}])
+def test_two_odd_ones_out_of_five_leave_at_once_and_the_majority_stays_together(spoilt: dict[int, float]) -> None:
+    names = ("amber", "birch", "cedar", "delta", "elder")
+    found = [Averager(link, on_loss="continue") for link in meet(*names).values()]
+    for i, member in enumerate(found):
+        member.exchange._resync = True
+        if i in spoilt:
+            spoil(member, spoilt[i])
+    outcomes = together(found, lambda member, i: member.exchanged())
+    assert all(isinstance(outcome, Average) for outcome in outcomes), outcomes
+    right = tuple(name for i, name in enumerate(names) if i not in spoilt)
+    for i, name in enumerate(names):
+        assert found[i].link.members == ((name,) if i in spoilt else right)
+        assert found[i].exchange.diverged == (i in spoilt)
 
 
 def test_two_of_five_are_odd_each_in_its_own_way() -> None:
