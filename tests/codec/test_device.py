@@ -259,7 +259,7 @@ def most_copied(codec: Codec, layout: Layout, payload: memoryview) -> int:
     if isinstance(codec, ErrorFeedback):
         return most_copied(codec.codec, layout, payload)
     if isinstance(codec, RandomK):
-        return most_copied(codec.inner, codec.chosen(layout), payload[8:])
+        return most_copied(codec.inner, codec.chosen(layout), payload[8:]) + 4  # whether all that is sent is finite
     if isinstance(codec, DeepGradientCompression):
         return most_copied(codec.topk(codec.kept(TURN.round)), layout, payload[2:])
     if isinstance(codec, TopK):
