@@ -131,11 +131,11 @@ class NebulaTrainerMixin:
 
     def _agree_on_resume(self, run: Run, wanted: str | bool | None) -> str | None:
         """The checkpoint to resume from, or None."""
-        path: str | None = get_last_checkpoint(self.args.output_dir) if wanted is True else (wanted or None)
-        if self.nebula_args.sync_resume == "refuse":
-            return path  # the handshake compares the steps
         needed = ["trainer_state.json"]
         needed += [] if self.args.ignore_save_lr_and_optim else [SCHEDULER_NAME]
+        path = _latest(Path(self.args.output_dir), needed) if wanted is True else (wanted or None)
+        if self.nebula_args.sync_resume == "refuse":
+            return path  # the handshake compares the steps
         needed += [STATE_NAME] if keeps_state(self.nebula_args) else []
         own = _checkpoints(Path(path).parent if path else Path(self.args.output_dir), needed, latest=_step_of(path))
         notes = run.notes({"resume": path is not None, "steps": sorted(own)})
@@ -168,6 +168,16 @@ def _step_of(checkpoint: str | Path | None) -> int | None:
     """The step that a checkpoint's folder is named after; None if it is not."""
     match = re.fullmatch(r"checkpoint-(\d+)", Path(checkpoint).name) if checkpoint else None
     return int(match[1]) if match else None
+
+
+def _latest(folder: Path, needed: Sequence[str]) -> str | None:
+    """The last checkpoint that was written to its end; the last one at all if none was."""
+    last: str | None = get_last_checkpoint(str(folder))
+    whole = _checkpoints(folder, needed)
+    if not whole or last == str(whole[max(whole)]):
+        return last
+    logger.warning(f"nebula: {last} was not written to its end (a full disk?): resuming from {whole[max(whole)]}")
+    return str(whole[max(whole)])
 
 
 def _checkpoints(folder: Path, needed: Sequence[str], latest: int | None = None) -> dict[int, Path]:

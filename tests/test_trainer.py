@@ -11,7 +11,7 @@ from paddle.utils import unique_name
 from paddlenlp.trainer import TrainingArguments
 
 from paddlenlp_nebula import NebulaArguments, NebulaTrainer
-from paddlenlp_nebula.trainer import _checkpoints, _step_of
+from paddlenlp_nebula.trainer import _checkpoints, _latest, _step_of
 
 NEEDED = ["trainer_state.json", "scheduler.pdparams"]
 
@@ -32,6 +32,17 @@ def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-best").mkdir()
     assert _checkpoints(tmp_path, NEEDED) == {10: whole}
     assert set(_checkpoints(tmp_path, NEEDED[:1])) == {10, 20}
+
+
+def test_the_last_one_that_is_complete_is_resumed_from(tmp_path: Path) -> None:
+    """Whatever ended the run while it wrote the last one."""
+    assert _latest(tmp_path, NEEDED) is None
+    unfinished = save(tmp_path, 20, "trainer_state.json")
+    assert _latest(tmp_path, NEEDED) == str(unfinished)  # the Trainer says what it misses
+    whole = save(tmp_path, 10, *NEEDED)
+    assert _latest(tmp_path, NEEDED) == str(whole)
+    last = save(tmp_path, 30, *NEEDED)
+    assert _latest(tmp_path, NEEDED) == str(last)
 
 
 def test_none_is_later_than_the_one_asked_for(tmp_path: Path) -> None:
