@@ -83,7 +83,14 @@ def test_a_teacher_and_its_student_and_the_student_alone(tmp_path: Path) -> None
 def test_a_teacher_ends_when_no_student_comes(tmp_path: Path) -> None:
     with pytest.raises(NebulaError, match=r"student 'east' must be there, got nothing of it for 1 s"):
         run_here(tmp_path / "out", distill_timeout_s=1)
-    assert read(tmp_path / "out" / "nebula_report.json")["status"] == "failed"
+    report = read(tmp_path / "out" / "nebula_report.json")
+    assert (report["status"], report["steps"]) == ("failed", TINY["teacher_steps"])
+    # What it has saved teaches without being trained again.
+    with pytest.raises(NebulaError, match="must be there"):
+        run_here(tmp_path / "again", distill_timeout_s=1, teacher_from=tmp_path / "out" / "teacher")
+    report = read(tmp_path / "again" / "nebula_report.json")
+    assert report["status"] == "failed"
+    assert "steps" not in report
 
 
 def test_patience_begins_anew_when_the_student_is_there(tmp_path: Path) -> None:
