@@ -66,6 +66,11 @@ class _Plan:
 
 @click.command(context_settings={"ignore_unknown_options": True, "token_normalize_func": hyphens})
 @site_options
+@click.option(
+    "--role",
+    type=click.Choice(["teacher", "student"]),
+    help="With --cluster, in recipes with a teacher: make sure that this site's cluster is it, or is not.",
+)
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -75,6 +80,7 @@ def run(
     rendezvous: str | None,
     processes_per_cluster: int,
     grace_s: float,
+    role: str | None,
     recipe: str,
     overrides: tuple[str, ...],
 ) -> None:
@@ -89,6 +95,12 @@ def run(
 
     Each cluster writes to OUTPUT_DIR/CLUSTER: nebula_report.json, cluster.log and what the recipe saves.
     """
+    if role is not None:
+        if cluster is None:
+            raise ConfigurationError(
+                [f"--role goes with --cluster (on one machine the teacher is first), got {role!r}"]
+            )
+        overrides = (*overrides, "--role", role)
     console = Console()
     path = find_recipe(recipe)
     if cluster is not None:
@@ -125,7 +137,7 @@ def _train(plan: _Plan, console: Console, grace_s: float) -> int:
     differ = digests_differ(directories)
     columns = dict(directories)
     if plan.compare_alone and interrupted_by is None and all(outcome.ok for outcome in outcomes):
-        console.print(f"for comparison: {plan.roster.names[0]} alone, on its own part of the data", highlight=False)
+        console.print(f"for comparison: {plan.roster.names[0]} alone, without the other clusters", highlight=False)
         alone, interrupted_by = _supervise([plan.cluster(plan.roster.names[0], alone=True)], console, grace_s)
         outcomes += alone
         columns["alone"] = plan.output_dir / "alone"

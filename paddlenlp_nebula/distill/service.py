@@ -140,6 +140,11 @@ class Service:
             raise
         self._star.leave(self._ending or "all students have left", deliberate=True)
 
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Students that are connected."""
+        return tuple(self._link.peers)
+
     def stop(self, reason: str = "the teacher was told to end") -> None:
         """End after the answer under way; may be called from a signal handler."""
         self._ending = reason

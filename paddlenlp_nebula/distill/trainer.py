@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from paddle.io import DataLoader
 from paddlenlp.trainer.trainer_utils import has_length
 from paddlenlp.utils.log import logger
 
+from paddlenlp_nebula.arguments import NebulaArguments
 from paddlenlp_nebula.distill.arguments import DistillArguments
 from paddlenlp_nebula.distill.client import Client
 from paddlenlp_nebula.distill.identity import tokenizer_fingerprint
@@ -28,7 +30,7 @@ from paddlenlp_nebula.security.identity import Credentials, Identity
 from paddlenlp_nebula.tensors import Tensor
 from paddlenlp_nebula.trainer import NebulaTrainer
 
-__all__ = ["DistillTrainer"]
+__all__ = ["DistillTrainer", "identity_of"]
 
 
 class DistillTrainer(NebulaTrainer):
@@ -187,23 +189,33 @@ class DistillTrainer(NebulaTrainer):
                 timeout_s=settings.distill_timeout_s,
                 report=self._degrade,
                 say=logger.info,
-                identity=self._identity() if where != "loopback" else None,
+                identity=identity_of(self.nebula_args, self._degrade) if where != "loopback" else None,
             )
             tutors.append(Tutor(star, wish, manners, self._degrade))
             self._client = Client(tutors)
         self._client.meet(settings.distill_timeout_s)
 
-    def _identity(self) -> Identity | None:
-        nebula = self.nebula_args
-        if nebula.sync_security != "tls":
-            return None
-        files = (str(Path(str(path)).absolute()) for path in (nebula.tls_ca, nebula.tls_cert, nebula.tls_key))
-        return open_identity(Credentials(nebula.cluster_name, *files), nebula.tls_key_passphrase_file, self._degrade)
-
     def _degrade(self, sentence: str) -> None:
         """Say it in the log and in the report."""
         logger.warning(f"nebula: {sentence}")
         self.nebula_callback.ledger.degrade(sentence)
+
+
+def identity_of(nebula: NebulaArguments, note: Callable[[str], None]) -> Identity | None:
+    """This cluster's files for TLS; None where links are plain.
+
+    Args:
+        nebula: names them.
+        note: told, in a sentence, of what will soon be out of order.
+
+    Raises:
+        SecurityError: something is not in order.
+    """
+    if nebula.sync_security != "tls":
+        return None
+    # Couriers have another working directory.
+    files = (str(Path(str(path)).absolute()) for path in (nebula.tls_ca, nebula.tls_cert, nebula.tls_key))
+    return open_identity(Credentials(nebula.cluster_name, *files), nebula.tls_key_passphrase_file, note)
 
 
 def _logits(outputs: Any) -> Tensor:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_nebula.data.sections import Example, read_examples
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.ledger.strict_json import json_text
 from paddlenlp_nebula.recipe.device import use_device
 from paddlenlp_nebula.recipe.encoder import Encoder, load_encoder
+from paddlenlp_nebula.recipe.sentences import read_sentences, score
 from paddlenlp_nebula.recipe.trainers import make_trainer
 
 if TYPE_CHECKING:
@@ -94,24 +92,16 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
 
     training, classify = arguments
     use_device(training.device)
-    folder = find_data(classify.data_dir)
-    train, dev = read_examples(folder / "train.tsv"), read_examples(folder / "dev.tsv")
-    dev = dev[: classify.eval_sentences or None]
-    labels = sorted({example.section for example in train})
-    if unknown := {example.section for example in dev} - set(labels):
-        raise NebulaError(
-            f"expected in {folder}/dev.tsv only labels of train.tsv, got also {', '.join(sorted(unknown))}"
-        )
-
+    sentences = read_sentences(classify.data_dir, classify.eval_sentences)
+    labels = sentences.labels
     output_dir = Path(training.output_dir)
-    encoder = load_encoder(classify.model, [example.text for example in train], output_dir / "vocabulary")
+    encoder = load_encoder(classify.model, [example.text for example in sentences.train], output_dir / "vocabulary")
     (logger.info if encoder.pretrained else logger.warning)(f"encoder: {encoder.remark}")
     paddle.seed(training.seed)  # every cluster starts from the same head and adapters
     model = _with_adapters(encoder, len(labels), classify)
     trainer = _make_trainer(
         model, training, nebula, alone, encoder.tokenizer,
-        _tokenize(train, labels, encoder.tokenizer, classify.max_length),
-        _tokenize(dev, labels, encoder.tokenizer, classify.max_length),
+        *sentences.tokenized(encoder.tokenizer, classify.max_length),
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     accuracy = float(trainer.evaluate()["eval_accuracy"])
@@ -121,46 +111,25 @@ def run(arguments: tuple[Any, ...], nebula: NebulaArguments, alone: bool = False
     trainer.model.save_pretrained(str(saved))
     encoder.tokenizer.save_pretrained(str(saved))
     _check_reload(saved, trainer, encoder, len(labels), classify)
-    commonest = Counter(example.section for example in train).most_common(1)[0][0]
-    majority = sum(example.section == commonest for example in dev) / len(dev)
     sizes = [(int(parameter.size), parameter.stop_gradient) for parameter in trainer.model.parameters()]
     result = {
         "rows": [
             ["accuracy", f"{accuracy:.3f}"],
-            ["majority class", f"{majority:.3f}"],
+            ["majority class", f"{sentences.majority:.3f}"],
             ["encoder", encoder.description],
             ["training sentences", f"{len(trainer.train_dataset):,}"],
             [f"{saved.name}, reloaded", "same predictions"],
         ],
         "accuracy": accuracy,
-        "majority": majority,
+        "majority": sentences.majority,
         "encoder": encoder.remark,
         "pretrained": encoder.pretrained,
         "saved": str(saved),
         "parameters": sum(size for size, _ in sizes),
         "parameters_trained": sum(size for size, frozen in sizes if not frozen),
-        "labels": labels,
+        "labels": list(labels),
     }
     (output_dir / "recipe_result.json").write_text(json_text(result), encoding="utf-8")
-
-
-def find_data(data_dir: str) -> Path:
-    """The folder called ``data_dir``: one of the user's, else a sample that comes with the package.
-
-    Raises:
-        ConfigurationError: if there is neither.
-    """
-    package = Path(__file__).parents[1]
-    samples = (package / "shipped_recipes" / "data", package.parent / "recipes" / "data")
-    for folder in (Path(data_dir), *(sample / data_dir for sample in samples)):
-        if (folder / "train.tsv").is_file() and (folder / "dev.tsv").is_file():
-            return folder
-    raise ConfigurationError(
-        [
-            "data_dir must be a folder with train.tsv and dev.tsv, or the name of a sample that comes with the package "
-            f"(libreoffice_help_sections), got {data_dir!r}"
-        ]
-    )
 
 
 def _with_adapters(encoder: Encoder, labels: int, classify: ClassifyArguments) -> Any:
@@ -182,19 +151,6 @@ def _with_adapters(encoder: Encoder, labels: int, classify: ClassifyArguments) -
     return adapted
 
 
-def _tokenize(examples: Sequence[Example], labels: Sequence[str], tokenizer: Any, max_length: int) -> Any:
-    """A map-style dataset of ``{"input_ids", "token_type_ids", "labels"}``."""
-    from paddlenlp.datasets import MapDataset
-
-    number = {label: index for index, label in enumerate(labels)}
-    return MapDataset(
-        [
-            {**tokenizer(example.text, max_length=max_length, truncation=True), "labels": number[example.section]}
-            for example in examples
-        ]
-    )
-
-
 def _make_trainer(
     model: Any, training: Any, nebula: NebulaArguments, alone: bool, tokenizer: Any, train: Any, dev: Any
 ) -> Any:
@@ -204,15 +160,8 @@ def _make_trainer(
     return make_trainer(
         Trainer, nebula, alone, train,
         model=model, args=training, data_collator=DataCollatorWithPadding(tokenizer), eval_dataset=dev,
-        tokenizer=tokenizer, compute_metrics=_accuracy,
+        tokenizer=tokenizer, compute_metrics=score,
     )  # fmt: skip
-
-
-def _accuracy(predictions: Any) -> dict[str, float]:
-    logits = predictions.predictions
-    if isinstance(logits, tuple):  # the Trainer hands over what the model returned after the loss
-        logits = logits[0]
-    return {"accuracy": float((logits.argmax(axis=-1) == predictions.label_ids).mean())}
 
 
 def _check_reload(saved: Path, trainer: Any, encoder: Encoder, labels: int, classify: ClassifyArguments) -> None:

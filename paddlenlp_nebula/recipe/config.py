@@ -67,6 +67,8 @@ def load_configuration(recipe: str, overrides: Sequence[str] = (), *, any_site: 
     if any_site:
         _assume_site(source.settings)
     *arguments, nebula = convert((*chosen.argument_classes(), NebulaArguments), source)
+    if problems := chosen.problems(tuple(arguments), nebula):
+        raise ConfigurationError(problems)
     return Configuration(chosen, tuple(arguments), nebula)
 
 

@@ -12,17 +12,11 @@ from typing import Any
 from paddlenlp_nebula.data.clients import DataUnavailable
 from paddlenlp_nebula.data.minilm import build_minilm
 
-__all__ = ["Encoder", "load_encoder", "make_vocabulary"]
+__all__ = ["Encoder", "load_encoder", "make_vocabulary", "small_bert"]
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SCRATCH_VOCABULARY = 4_000
-_SCRATCH_SHAPE = {
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 256,
-    "max_position_embeddings": 512,
-}
+_SCRATCH_SHAPE = {"num_attention_heads": 4, "max_position_embeddings": 512}
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ def _minilm_encoder(folder: Path) -> Encoder:
 
 
 def _scratch_encoder(texts: Sequence[str], scratch_dir: Path, description: str, remark: str) -> Encoder:
-    from paddlenlp.transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+    from paddlenlp.transformers import BertTokenizer
 
     vocabulary = make_vocabulary(texts, _SCRATCH_VOCABULARY)
     scratch_dir.mkdir(parents=True, exist_ok=True)
@@ -86,10 +80,24 @@ def _scratch_encoder(texts: Sequence[str], scratch_dir: Path, description: str, 
     tokenizer = BertTokenizer(str(scratch_dir / "vocab.txt"), do_lower_case=True)
 
     def make_model(labels: int) -> Any:
-        config = BertConfig(vocab_size=len(vocabulary), num_labels=labels, **_SCRATCH_SHAPE)
-        return BertForSequenceClassification(config)
+        return small_bert(len(vocabulary), labels)
 
     return Encoder(description, remark, False, tokenizer, make_model)
+
+
+def small_bert(tokens: int, labels: int, layers: int = 2, width: int = 128) -> Any:
+    """A ``BertForSequenceClassification`` from scratch, with random weights that follow Paddle's seed.
+
+    Args:
+        tokens: of its vocabulary.
+        labels: that it tells apart.
+        layers: of the encoder.
+        width: of its hidden states, a multiple of 4.
+    """
+    from paddlenlp.transformers import BertConfig, BertForSequenceClassification
+
+    shape = {**_SCRATCH_SHAPE, "num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 2 * width}
+    return BertForSequenceClassification(BertConfig(vocab_size=tokens, num_labels=labels, **shape))
 
 
 def make_vocabulary(texts: Sequence[str], size: int) -> list[str]:

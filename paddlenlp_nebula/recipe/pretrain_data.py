@@ -18,7 +18,7 @@ from paddlenlp_nebula.data.clients import DataUnavailable
 from paddlenlp_nebula.data.libreoffice import build_help
 from paddlenlp_nebula.data.sections import read_examples
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
-from paddlenlp_nebula.recipe.classify import find_data
+from paddlenlp_nebula.recipe.sentences import find_data
 
 __all__ = ["END", "IGNORED", "START", "VOCABULARY", "Blocks", "Corpus", "Document", "load_corpus", "pack", "split"]
 

@@ -22,7 +22,8 @@ class Recipe:
         module: holds ``argument_classes()``, the dataclasses whose fields are the file's keys (besides
             NebulaArguments'), and ``run(arguments, nebula)``, which is called in every process of a cluster
             with one instance of each class. ``run(..., alone=True)`` trains on this cluster's share without
-            any exchange. Imported only when needed: it needs Paddle, which takes seconds.
+            any exchange. It may hold ``problems(arguments, nebula)``: what does not go together, a sentence each.
+            Imported only when needed: it needs Paddle, which takes seconds.
     """
 
     name: str
@@ -33,6 +34,11 @@ class Recipe:
         """The dataclasses that the recipe's keys fill, one of them PaddleNLP's TrainingArguments."""
         classes: tuple[type, ...] = tuple(import_module(self.module).argument_classes())
         return classes
+
+    def problems(self, arguments: tuple[Any, ...], nebula: NebulaArguments) -> list[str]:
+        """What each class by itself cannot see to be wrong: a sentence each."""
+        look = getattr(import_module(self.module), "problems", None)
+        return [] if look is None else list(look(arguments, nebula))
 
     def run(self, arguments: tuple[Any, ...], nebula: NebulaArguments, *, alone: bool = False) -> None:
         """Train, in this process."""
@@ -50,6 +56,11 @@ RECIPES = {
             "classify",
             "fine-tune an encoder with LoRA as a classifier of sentences",
             "paddlenlp_nebula.recipe.classify",
+        ),
+        Recipe(
+            "distill",
+            "teach a small classifier of sentences by a large one on another cluster",
+            "paddlenlp_nebula.recipe.distill",
         ),
         Recipe(
             "pretrain",

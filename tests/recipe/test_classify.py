@@ -13,9 +13,10 @@ from paddlenlp_nebula.data import minilm
 from paddlenlp_nebula.data.clients import DataUnavailable
 from paddlenlp_nebula.errors import ConfigurationError, NebulaError
 from paddlenlp_nebula.recipe import encoder
-from paddlenlp_nebula.recipe.classify import ClassifyArguments, find_data, run
+from paddlenlp_nebula.recipe.classify import ClassifyArguments, run
 from paddlenlp_nebula.recipe.device import refuse_precision, use_device
 from paddlenlp_nebula.recipe.encoder import make_vocabulary
+from paddlenlp_nebula.recipe.sentences import find_data
 
 SAMPLE = Path(__file__).parents[2] / "recipes" / "data" / "libreoffice_help_sections"
 
