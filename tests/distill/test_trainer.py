@@ -191,7 +191,9 @@ def test_the_losses_are_those_with_the_teacher_in_the_same_process(
     (teacher,) = figures.values()
     assert teacher["answered"] >= 8
     assert teacher["without"] == 0
-    assert services[0].served["west"].answered >= teacher["answered"]  # it looks ahead, and leaves what comes after the end
+    assert (
+        services[0].served["west"].answered >= teacher["answered"]
+    )  # it looks ahead, and leaves what comes after the end
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
