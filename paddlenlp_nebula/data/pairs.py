@@ -16,6 +16,7 @@ from paddlenlp_nebula.data.cache import Manifest, cache_root, publish
 from paddlenlp_nebula.data.clients import DataUnavailable
 from paddlenlp_nebula.data.help_pages import Block, is_sentence, read_blocks
 from paddlenlp_nebula.data.libreoffice import LICENCE, open_help_pages
+from paddlenlp_nebula.data.tables import read_rows
 
 __all__ = ["PARTS", "SAMPLE_PAIRS", "Pair", "build_pairs", "choose_pairs", "read_pairs"]
 
@@ -134,16 +135,4 @@ def read_pairs(path: Path) -> Sequence[Pair]:
     Raises:
         DataUnavailable: the file is missing or empty, or a line has other than three columns.
     """
-    if not path.is_file():
-        raise DataUnavailable(f"expected a file {path} with the columns page, English and German, found none")
-    pairs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        columns = line.split("\t")
-        if len(columns) != len(Pair._fields) or not all(columns):
-            raise DataUnavailable(
-                f"expected page, English and German, separated by tabs, in {path}:{number}, got {line!r}"
-            )
-        pairs.append(Pair(*columns))
-    if not pairs:
-        raise DataUnavailable(f"expected sentence pairs in {path}, found an empty file")
-    return pairs
+    return read_rows(path, Pair, "page, English and German", "sentence pairs")

@@ -17,6 +17,7 @@ from paddlenlp_nebula.data.cache import Manifest, cache_root, publish
 from paddlenlp_nebula.data.clients import DataUnavailable
 from paddlenlp_nebula.data.help_pages import Block, is_sentence, read_blocks
 from paddlenlp_nebula.data.libreoffice import LICENCE, open_help_pages
+from paddlenlp_nebula.data.tables import read_rows
 
 __all__ = ["SECTIONS", "Example", "build_sections", "choose_examples", "read_examples"]
 
@@ -120,16 +121,4 @@ def read_examples(path: Path) -> list[Example]:
     Raises:
         DataUnavailable: if the file is missing or a line has other than three columns.
     """
-    if not path.is_file():
-        raise DataUnavailable(f"expected a file {path} with the columns section, page and text, found none")
-    examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        columns = line.split("\t")
-        if len(columns) != len(Example._fields) or not all(columns):
-            raise DataUnavailable(
-                f"expected section, page and text, separated by tabs, in {path}:{number}, got {line!r}"
-            )
-        examples.append(Example(*columns))
-    if not examples:
-        raise DataUnavailable(f"expected examples in {path}, found an empty file")
-    return examples
+    return read_rows(path, Example, "section, page and text", "examples")

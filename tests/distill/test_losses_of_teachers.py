@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,28 +14,13 @@ from paddlenlp_nebula.distill.client import Client
 from paddlenlp_nebula.distill.service import Batch, Service
 from paddlenlp_nebula.distill.tutor import Manners, Tutor
 from paddlenlp_nebula.errors import HandshakeError, NebulaError, PeerLost
-from paddlenlp_nebula.link.star import Star, open_star
-from paddlenlp_nebula.transport import courier
 from tests.link.test_door import until
 from tests.link.test_rendezvous import Courier
-from tests.link.test_returns import Mortal
+from tests.link.test_star import ROSTER, _where, opened  # noqa: F401 (a fixture)
 
 from .school import OTHER_TEACHER, answer, batch, labels, offer, wish
 
 pytestmark = pytest.mark.timeout(90)
-ROSTER = ("amber", "birch", "cedar")
-
-
-@pytest.fixture
-def where(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(courier, "CourierChannel", Mortal)
-    monkeypatch.setattr(Courier, "broken", set())
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-def opened(cluster: str, where: str, roster: Sequence[str] = ROSTER, timeout_s: float = 10.0) -> Star:
-    return open_star(cluster, roster, where, timeout_s=timeout_s, report=print)
 
 
 class Death(Exception):

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.timeout(60)
 ROSTER = ("amber", "birch", "cedar")
 
 
-@pytest.fixture
-def where(monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(name="where")
+def _where(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(courier, "CourierChannel", Mortal)
     monkeypatch.setattr(Courier, "broken", set())
     with socket.create_server(("127.0.0.1", 0)) as listener:
